@@ -18,7 +18,7 @@ import msgspec
 T = TypeVar("T")
 
 _WHERE: Final = re.compile(r" - at `\$(.*)`\Z", re.DOTALL)
-_STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+_STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _WORDS: Final = {"BoolType": "true or false", "IntType": "a whole number", "FloatType": "a number", "StrType": "text"}
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`\Z", re.DOTALL)
 
@@ -56,10 +56,14 @@ def _path(raw: Any, base: Path | None) -> Path:
 def _mistake(message: str, schema: Any) -> Mistake:
     where = _WHERE.search(message)
     problem = message[: where.start()] if where else message
-    path = tuple(name or int(index) for name, index in _STEP.findall(where[1])) if where else ()
+    steps = [name or index for name, index in _STEP.findall(where[1])] if where else []
+    path: tuple[str | int, ...] = tuple(int(step) if step.isdecimal() else step for step in steps)
+    within = path
+    if "..." in path:  # a key of a mapping, which msgspec does not tell
+        path = path[: path.index("...")]
     if unknown := _UNKNOWN.match(problem):
         return Mistake(path, "one of the names that are known here", unknown[1])
-    return Mistake(path, _description(schema, path) or problem.removeprefix("Expected ").replace("`", ""))
+    return Mistake(path, _description(schema, within) or problem.removeprefix("Expected ").replace("`", ""))
 
 
 def _description(schema: Any, path: tuple[str | int, ...]) -> str | None:
@@ -81,7 +85,7 @@ def _description(schema: Any, path: tuple[str | int, ...]) -> str | None:
         if isinstance(kind, inspect.StructType) and isinstance(step, str):
             kind = next((item.type for item in kind.fields if item.encode_name == step), None)
         elif step is not None:
-            kind = getattr(kind, "item_type", None)
+            kind = getattr(kind, "value_type" if step == "..." else "item_type", None)
     return description or (None if several else _words(kind))
 
 

@@ -88,7 +88,8 @@ _SELECT = "SELECT position, body, prev_hash, hash, arguments, content FROM entri
 
 
 @cache
-def _own_version() -> str:
+def own_version() -> str:
+    """The version of lgov that runs."""
     try:
         return version("lgov")
     except PackageNotFoundError:  # run from a source tree that is not installed
@@ -100,15 +101,15 @@ class AuditLog(EntryWriter):
 
     When `commit` returns, the entry survives the death of the process. Each object writes a hash chain of its own, so several
     objects, threads and processes may append to one file; a forked child begins a chain of its own. Every entry has
-    ``code_version`` (default: that of lgov). An entry whose decision has no digest of its policies has ``policy_digest``; a
-    function is called for it at every entry, for policies that are reloaded.
+    ``code_version``, that of lgov. An entry whose decision has no digest of its policies has ``policy_digest``; a function is
+    called for it at every entry, for policies that are reloaded.
 
     ``signer`` signs *heads*: statements over all entries so far. Default is the user's key (`default_signer`); None signs
     nothing. A head is written before the first entry of a record, after every ``sign_every`` entries of this object, with the
-    first entry that comes ``sign_after_s`` seconds or more after its last head, and at `close` or the end of the interpreter.
-    It goes into the record and to the end of the file ``heads`` (default: the record's name with ``.heads.jsonl``), which
-    should be out of the reach of the program's user. Its folder must exist. ``redact`` removes values before anything is hashed
-    or stored (see `Redaction`).
+    first entry that comes ``sign_after_s`` seconds (an attribute: 60) or more after its last head, and at `close` or the end
+    of the interpreter. It goes into the record and to the end of the file ``heads`` (default: the record's name with
+    ``.heads.jsonl``), which should be out of the reach of the program's user. Its folder must exist. ``redact`` removes
+    values before anything is hashed or stored (see `Redaction`).
 
     Fails closed: every failure is an `AuditError`, and the caller must then not perform the call. Nothing is written by half,
     or to a record whose tables or triggers are not lgov's. Raises `AuditError` when the file cannot be opened.
@@ -120,10 +121,8 @@ class AuditLog(EntryWriter):
         *,
         busy_timeout_s: float = 5.0,
         policy_digest: str | Callable[[], str | None] | None = None,
-        code_version: str | None = None,
         signer: Signer | Literal["default"] | None = "default",
         sign_every: int = 256,
-        sign_after_s: float = 60.0,
         heads: str | os.PathLike[str] | None = None,
         redact: Redaction | Callable[[str, Any], Any] | Iterable[str] | None = None,
     ) -> None:
@@ -131,14 +130,16 @@ class AuditLog(EntryWriter):
         self.path = Path(path).absolute()
         #: May be set later, once the policies are known.
         self.policy_digest: str | Callable[[], str | None] = policy_digest or ""
-        self.code_version = _own_version() if code_version is None else code_version
+        self.code_version = own_version()
+        self.sign_after_s = 60.0
         self._busy_timeout_s = busy_timeout_s
         self._closed = False
-        _require_seconds("busy_timeout_s", busy_timeout_s)
-        _require_seconds("sign_after_s", sign_after_s)
+        # A bool is a number to Python, and a NaN is never over: what should be done after it would never be done.
+        seconds = isinstance(busy_timeout_s, int | float) and not isinstance(busy_timeout_s, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not (seconds and busy_timeout_s >= 0):
+            raise AuditError(f"busy_timeout_s is {busy_timeout_s!r}", hint="give seconds, 0 or more")
         if not isinstance(self.policy_digest, str) and not callable(self.policy_digest):
             raise AuditError(f"policy_digest is {policy_digest!r}", hint="give a text, or a function that returns one")
-        self._sign_after_s = sign_after_s
         super().__init__(redact)
         anchor = Path(heads or heads_path(self.path)).absolute()
         own = {f"{self.path.resolve()}{end}" for end in ("", *BESIDE)}
@@ -191,7 +192,7 @@ class AuditLog(EntryWriter):
             self._chain.append(row)
             self._unsigned += 1
             if self._heads is not None and (
-                self._unsigned >= self._heads.every or time.monotonic() - self._signed_at >= self._sign_after_s
+                self._unsigned >= self._heads.every or not time.monotonic() - self._signed_at < self.sign_after_s
             ):
                 self._sign()
             return entry_id
@@ -379,9 +380,3 @@ class AuditLog(EntryWriter):
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-
-def _require_seconds(option: str, value: object) -> None:
-    # A bool is a number to Python, and a NaN is never over: what should be done after it would never be done.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-        raise AuditError(f"{option} is {value!r}", hint="give seconds, 0 or more")

@@ -158,7 +158,9 @@ def audit_report(entries: Iterable[AuditEntry]) -> AuditReport:
     for entry in every:
         if entry.kind != "decision":
             continue
-        effect, verdict = _effect(entry), entry.verdict
+        effect, verdict = entry.effect or "allow", entry.verdict
+        if effect not in BLOCKING and verdict["effect"] in BLOCKING:
+            effect = "would deny"
         report.decisions[effect] += 1
         keys = {
             "tool": entry.name if entry.point == Point.PRE_TOOL_CALL else None,
@@ -172,12 +174,6 @@ def audit_report(entries: Iterable[AuditEntry]) -> AuditReport:
             if (key := keys[heading]) is not None:
                 table.setdefault(key, Counter())[effect] += 1
     return report
-
-
-def _effect(entry: AuditEntry) -> str:
-    """The effect of a decision, as `EFFECTS` names it."""
-    effect = entry.effect or "allow"
-    return "would deny" if effect not in BLOCKING and entry.verdict["effect"] in BLOCKING else effect
 
 
 def _at(time_ns: int) -> datetime:

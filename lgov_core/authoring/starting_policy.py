@@ -270,10 +270,11 @@ def starting_policy(program: Path, folder: Path) -> tuple[str, list[ProgramTool]
     modules = imported_modules(program)
     dialect = next((of_it for module, of_it in _DIALECTS.items() if module in modules), "sqlite")
     rules = [rule for tool in tools for rule in _of_tool(tool, dialect, folder)]
+    name = re.sub(r"\W+", "-", program.stem).strip("-") or "agent"
     text = (
         f"# The tools found in {program.name}, by lgov init --agent. Read it and change it to fit.\n"
         "# Then: lgov policy check FILE, and lgov policy explain FILE --action JSON\n"
-        f"version: 1\nname: {_slug(program.stem)}\n"
+        f"version: 1\nname: {name}\n"
         "mode: enforce   # or shadow: judge and record everything, block nothing\n"
         "default: deny   # a tool that no rule names is not called\n"
         "rules:\n" + "\n".join(rule.text() for rule in rules)
@@ -310,7 +311,3 @@ def _of_tool(tool: ProgramTool, dialect: str, folder: Path) -> list[ProposedRule
 
 def _words(name: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"\W+", "-", text).strip("-") or "agent"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
@@ -42,13 +41,6 @@ def matches_any(text: str, globs: Sequence[str]) -> bool:
 def surely_matches(text: str, globs: Sequence[str]) -> bool:
     """`matches_any` for globs that permit: they mean no text with a line end, NUL or another control character."""
     return text in globs or (text.isprintable() and matches_any(text, globs))
-
-
-def file_path(owner: str, option: str, value: object) -> str:
-    """``value`` when it is the path of a file. Raises `PolicyError`."""
-    if not isinstance(value, str | os.PathLike) or not (path := os.fspath(value)):
-        raise PolicyError(f"{owner}: {option} is {value!r}", hint="give the path of a file")
-    return str(path)
 
 
 def names(text: str) -> tuple[str, ...]:

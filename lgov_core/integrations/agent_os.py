@@ -6,12 +6,12 @@ import importlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from lgov_core._util.words import suggest_name
 from lgov_core.errors import PolicyError
-from lgov_core.governor.options import one_of
 from lgov_core.policies.base import BoundedPolicy
+from lgov_core.policies.options import PolicyOptions, Text, takes
 from lgov_core.types import Action, Decision, Effect, Severity
 
 INSTALL: Final = 'pip install "lgov[agent-os]" (3.7), or "lgov[agent-os-core]" (5), never both'
@@ -37,6 +37,16 @@ class _Unclear(ValueError):
     """Arguments that cannot be put under dotted names without one standing for another."""
 
 
+class AgentOSOptions(PolicyOptions, frozen=True, kw_only=True):
+    """The options of an `AgentOSPolicy`."""
+
+    paths = ("documents",)
+
+    documents: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
+    severity: Literal["low", "medium", "high", "critical"] = "high"
+    name: Text = "agent_os"
+
+
 class AgentOSPolicy(BoundedPolicy):
     """Evaluates the rules of agent-os policy documents.
 
@@ -57,15 +67,11 @@ class AgentOSPolicy(BoundedPolicy):
     permits = True
     bounded = False  # conditions may hold any regular expression
 
-    def __init__(
-        self,
-        *,
-        documents: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]],
-        severity: str = "high",
-        name: str = "agent_os",
-    ) -> None:
-        self.name = name
-        self.severity = Severity(one_of(name, "severity", severity, tuple(Severity)))
+    @takes(AgentOSOptions)
+    def __init__(self, options: AgentOSOptions) -> None:
+        self.name = name = options.name
+        self.severity = Severity(options.severity)
+        documents = options.documents
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # the successor warns of its own old name

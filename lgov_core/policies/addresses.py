@@ -7,7 +7,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, get_args
 from urllib.parse import unquote, urlsplit
 
 from lgov_core.policies.base import DataFile
@@ -165,7 +165,8 @@ class _Reading:
         self.text = _re("link_fields").sub(_apart, self.text)
         for pattern in (_re("url"), _re("scheme"), _re("network")):
             self.take(pattern, lambda text: url_address(text.rstrip(_TRAILING)))
-        expected = not self.said and _holds_email(self.argument)
+        words = _re("name_word").findall(self.argument)
+        expected = not self.said and bool(words) and words[-1].lower() in _DATA.words("email_arguments")
         self.take(
             _re("email"),
             lambda text: (
@@ -233,11 +234,6 @@ def _apart(link: re.Match[str]) -> str:
     return " ".join([link[1], *(unquote(field.replace("=", " ", 1)) for field in link[2].split("&"))])
 
 
-def _holds_email(argument: str) -> bool:
-    words = _re("name_word").findall(argument)
-    return bool(words) and words[-1].lower() in _DATA.words("email_arguments")
-
-
 def _account(text: str, *, least: int) -> Address | None:
     enough = sum(c.isdigit() for c in text) >= least
     return Address("account", account_form(text)) if enough else None
@@ -245,7 +241,8 @@ def _account(text: str, *, least: int) -> Address | None:
 
 def _phone(text: str) -> Address | None:
     digits = sum(c.isdigit() for c in text)
-    return None if not 6 <= digits <= 15 or _is_date(text) else Address("phone", phone_form(text))
+    date = re.fullmatch(r"\d{4}[-. ]\d{1,2}[-. ]\d{1,2}|\d{1,2}[-. ]\d{1,2}[-. ]\d{4}", text)
+    return None if not 6 <= digits <= 15 or date is not None else Address("phone", phone_form(text))
 
 
 def _path(text: str) -> Address | None:
@@ -263,8 +260,5 @@ def _is_host(match: re.Match[str], whole: str) -> bool:
     return bool(port or rest) and (ending in _DATA.words("endings") or not ending.isascii())
 
 
-def _is_date(text: str) -> bool:
-    return re.fullmatch(r"\d{4}[-. ]\d{1,2}[-. ]\d{1,2}|\d{1,2}[-. ]\d{1,2}[-. ]\d{4}", text) is not None
-
-
-KINDS: Final = ("email", "url", "path", "account", "phone")
+AddressKind = Literal["email", "url", "path", "account", "phone"]
+KINDS: Final[tuple[AddressKind, ...]] = get_args(AddressKind)

@@ -8,17 +8,21 @@ import json
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
 
 from lgov_core._util.json_text import NotCanonical, canonical_json, fingerprint
 from lgov_core.errors import PolicyError
 from lgov_core.governor.judging import caller_gone
-from lgov_core.governor.options import file_path, matches_any, one_of, positive_number, string_tuple
+from lgov_core.governor.options import matches_any
 from lgov_core.policies.approval_requests import ApprovalRequest, ApprovalRequests, Notice, answer_command
 from lgov_core.policies.base import BoundedPolicy, in_dry_run
-from lgov_core.policies.counting import NOT_MADE, Judgements, Per, checked_clock, count_key, decided, now_of
+from lgov_core.policies.counting import NOT_MADE, Judgements, Per, count_key, decided, now_of
+from lgov_core.policies.options import PolicyOptions, Positive, Text, Texts, takes
 from lgov_core.types import Action, Decision, Effect, Point, Severity, ToolOutcome, new_id
 
 #: Is asked about one call, and answers True or False; anything else is no.
@@ -36,6 +40,27 @@ class _Asked:
     request: ApprovalRequest
     decision: Decision
     is_new: bool = False
+
+
+class ApprovalOptions(PolicyOptions, frozen=True):
+    """The options of an `ApprovalPolicy`."""
+
+    paths = ("store",)
+    in_python = MappingProxyType(
+        {"approver": (Callable,), "clock": (Callable,), "store": (ApprovalRequests, os.PathLike)}
+    )
+
+    tools: Texts = ("*",)
+    approver: Approver | None = None
+    timeout_s: Positive = 300.0
+    expires_s: Positive = 3600.0
+    wait_s: Annotated[float, Meta(ge=0, le=1e15, description="a number, 0 or more")] = 0.0
+    per: Per = "global"
+    command: Texts = ()
+    webhook: Annotated[str, Meta(pattern="^https?:", description="an address that begins with https://")] | None = None
+    store: ApprovalRequests | str | os.PathLike[str] | None = None
+    clock: Callable[[], float] = time.time
+    name: Text = "ApprovalPolicy"
 
 
 class ApprovalPolicy(BoundedPolicy):
@@ -68,40 +93,22 @@ class ApprovalPolicy(BoundedPolicy):
     deferred: ClassVar[bool] = True
     bounded = False  # a callback is waited for, and so is a file
 
-    def __init__(
-        self,
-        tools: Sequence[str] = ("*",),
-        *,
-        approver: Approver | None = None,
-        timeout_s: float = 300.0,
-        expires_s: float = 3600.0,
-        wait_s: float = 0.0,
-        per: Per = "global",
-        command: Sequence[str] = (),
-        webhook: str | None = None,
-        store: ApprovalRequests | str | os.PathLike[str] | None = None,
-        clock: Callable[[], float] = time.time,
-        name: str = "ApprovalPolicy",
-    ) -> None:
-        self.name = name
-        self.tools = string_tuple(name, "tools", tools)
-        self.per = one_of(name, "per", per, get_args(Per))
-        self.expires_s = positive_number(name, "expires_s", expires_s)
-        self._answer_s = positive_number(name, "timeout_s", timeout_s)
-        self.wait_s = 0.0 if wait_s == 0 else positive_number(name, "wait_s", wait_s)
+    @takes(ApprovalOptions)
+    def __init__(self, options: ApprovalOptions) -> None:
+        self.name = options.name
+        self.tools = tuple(options.tools)
+        self.per = options.per
+        self.expires_s, self.wait_s, self._answer_s = options.expires_s, options.wait_s, options.timeout_s
+        self._approver, self._clock = options.approver, options.clock
         # The governor waits a little longer than the policy.
-        self.timeout_s = self._answer_s + 2 if approver is not None else self.wait_s + 2 if self.wait_s else None
-        notice = Notice.of(name, command, webhook)
-        if approver is not None and not callable(approver):  # pyright: ignore[reportUnnecessaryComparison]
-            raise PolicyError(f"{name}: approver is {approver!r}", hint="give a function")
-        self._approver = approver
-        self._clock = checked_clock(name, clock)
-        if isinstance(store, ApprovalRequests):
-            self.requests = store
+        self.timeout_s = self._answer_s + 2 if self._approver is not None else self.wait_s + 2 if self.wait_s else None
+        if isinstance(options.store, ApprovalRequests):
+            self.requests = options.store
         else:
-            path = None if store is None or in_dry_run() else file_path(name, "store", store)
-            self.requests = ApprovalRequests(path, clock=clock, notices=(notice,), quiet=in_dry_run())
-        self._settings = fingerprint([name, self.per, self.expires_s, list(self.tools)])
+            path = None if options.store is None or in_dry_run() else options.store
+            notice = Notice(tuple(options.command), options.webhook)
+            self.requests = ApprovalRequests(path, clock=self._clock, notices=(notice,), quiet=in_dry_run())
+        self._settings = fingerprint([self.name, self.per, self.expires_s, list(self.tools)])
         self._judgements = Judgements()
         self._used = Judgements()
 

@@ -10,11 +10,15 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
+import msgspec
+from msgspec import Meta
+
+from lgov_core._util.schema import Mistake, checked
 from lgov_core._util.words import suggest_name
 from lgov_core.errors import PolicyFileError
 from lgov_core.policies.content.secrets import SECRET_NAMES
@@ -31,9 +35,44 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
     "no-network": {"write": (".",), "hide": SECRET_NAMES, "model": False, "environment": ()},
     "offline-tests": {"read": (".",), "hide": SECRET_NAMES, "model": False, "environment": ()},
 }
-_SIZE: Final = re.compile(r"(\d+) ?(|KiB|MiB|GiB)")
 _UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _HOST: Final = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|\[[0-9a-f:.]+\]")
+
+_Path = Annotated[str, Meta(pattern=r"^[^\0]*[^\s\0][^\0]*$", description="a path, in quotes")]
+_Paths = Annotated[tuple[_Path, ...], Meta(description="a list of files and folders, relative to this file")]
+_Hidden = Annotated[
+    tuple[_Path, ...], Meta(description="a list of paths, or of globs for the names of files, that are not readable")
+]
+_Hosts = Annotated[
+    tuple[Annotated[str, Meta(description="host:port, as in example.com:443")], ...],
+    Meta(description="a list of host:port, or *.domain:port"),
+]
+_Names = Annotated[
+    tuple[Annotated[str, Meta(min_length=1, description="a name or a glob, in quotes")], ...],
+    Meta(description="a list of names and globs of variables, as in [NAME, 'APP_*']"),
+]
+_Limit = Annotated[int, Meta(ge=1, description="a number above 0, as in 64")]
+_Bytes = Annotated[
+    Annotated[int, Meta(ge=1)] | Annotated[str, Meta(pattern="^0*[1-9][0-9]* ?(KiB|MiB|GiB)?$")],
+    Meta(description="a number above 0, as in 2GiB"),
+]
+
+
+class ConfineKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The key ``confine`` as it is written. For what each key means see `ConfineRules`."""
+
+    preset: Literal["workspace", "no-network", "offline-tests"] | None = None
+    read: _Paths | msgspec.UnsetType = msgspec.UNSET
+    write: _Paths | msgspec.UnsetType = msgspec.UNSET
+    hide: _Hidden | msgspec.UnsetType = msgspec.UNSET
+    connect: _Hosts | msgspec.UnsetType = msgspec.UNSET
+    model: Annotated[bool, Meta(description="true or false")] | msgspec.UnsetType = msgspec.UNSET
+    environment: _Names | msgspec.UnsetType = msgspec.UNSET
+    processes: _Limit | msgspec.UnsetType = msgspec.UNSET
+    memory: _Bytes | msgspec.UnsetType = msgspec.UNSET
+    cpu: _Limit | msgspec.UnsetType = msgspec.UNSET
+    files: _Limit | msgspec.UnsetType = msgspec.UNSET
+    file_size: _Bytes | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +108,6 @@ MARK: Final = "/.lgov-box"
 def in_box() -> bool:
     """Returns whether this process is in a box that has its own root. Every process that is started in a box is."""
     return os.path.isdir(MARK)
-
-
-KEYS: Final = (*(rule_field.name for rule_field in fields(ConfineRules)), "preset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,55 +190,50 @@ class _Source:
         return PolicyFileError(f"confine: {message}", path=self.path, line=line, hint=hint)
 
 
+def _written(value: dict[str, Any], source: _Source) -> ConfineKeys:
+    """The key ``confine``, checked. Raises `PolicyFileError`."""
+    try:
+        return checked(value, ConfineKeys)
+    except Mistake as mistake:
+        if mistake.unknown is not None:
+            hint = suggest_name(mistake.unknown.lower(), ConfineKeys.__struct_fields__)
+            raise source.error(mistake.unknown, f"there is no key {mistake.unknown!r} here", hint) from mistake
+        item: Any = value
+        key = str(mistake.path[0])
+        for step in mistake.path:
+            item = item[step]
+        hint = suggest_name(str(item).lower(), PRESETS) if key == "preset" else f"write {mistake.expected}"
+        verb = "is" if len(mistake.path) == 1 else "holds"
+        raise source.error(key, f"{key} {verb} {item!r}", hint) from mistake
+
+
 def _rules(value: Any, source: _Source) -> ConfineRules:
     """The rules of the value of the key ``confine``. Relative paths count from the file's folder."""
     if not isinstance(value, dict):
         raise source.error("", f"{value!r} is not a mapping", "write confine: {preset: workspace}")
-    for key in value:
-        if key not in KEYS:
-            raise source.error(key, f"there is no key {key!r} here", suggest_name(str(key).lower(), KEYS))
-    name = value.get("preset")
-    if name is not None and name not in PRESETS:
-        raise source.error("preset", f"there is no preset {name!r}", suggest_name(str(name).lower(), PRESETS))
-    values: dict[str, Any] = {}
-    for layer in (PRESETS[name] if name else {}, value):
-        for key, item in layer.items():
-            if key != "preset":
-                item_value = item if item is SECRET_NAMES else _value(key, item, source)
-                values[key] = (
-                    tuple(dict.fromkeys((*values.get(key, ()), *item_value)))
-                    if isinstance(item_value, tuple)
-                    else item_value
-                )
+    written = _written(value, source)
+    values: dict[str, Any] = dict(PRESETS[written.preset]) if written.preset else {}
+    for key in ("read", "write"):
+        values[key] = tuple(_path(key, path, source) for path in values.get(key, ()))
+    if "environment" in values:
+        values["environment"] = ENVIRONMENT
+    for key, item in msgspec.structs.asdict(written).items():
+        if item is msgspec.UNSET or key == "preset":
+            continue
+        if key in ("read", "write", "hide"):
+            item = tuple(_path(key, path, source) for path in item)
+        elif key == "connect":
+            item = tuple(_host(host, source) for host in item)
+        elif key == "environment":
+            item = (*ENVIRONMENT, *item)
+        elif isinstance(item, str):
+            unit = item.strip().lstrip("0123456789 ")
+            item = int(item.strip().removesuffix(unit)) * _UNITS[unit]
+        values[key] = tuple(dict.fromkeys((*values.get(key, ()), *item))) if isinstance(item, tuple) else item
     return ConfineRules(**values)
 
 
-def _value(key: str, value: Any, source: _Source) -> Any:
-    if key in ("read", "write", "hide", "connect"):
-        if not isinstance(value, list | tuple):
-            raise source.error(key, f"{key} must be a list", f"write {key}: [...]")
-        return tuple(_path(key, item, source) if key != "connect" else _host(item, source) for item in value)
-    if key == "environment":
-        if not isinstance(value, list | tuple) or not all(isinstance(name, str) and name for name in value):
-            raise source.error(
-                key, f"environment is {value!r}, not a list of names", "write environment: [NAME, 'APP_*']"
-            )
-        return (*ENVIRONMENT, *value)
-    if key == "model":
-        if not isinstance(value, bool):
-            raise source.error(key, f"model is {value!r}", "write true or false")
-        return value
-    if isinstance(value, str) and key in ("memory", "file_size") and (size := _SIZE.fullmatch(value)):
-        value = int(size[1]) * _UNITS[size[2]]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        example = "2GiB" if key in ("memory", "file_size") else "64"
-        raise source.error(key, f"{key} is {value!r}", f"write a number above 0, as in {key}: {example}")
-    return value
-
-
-def _path(key: str, value: Any, source: _Source) -> str:
-    if not isinstance(value, str) or not value.strip() or "\0" in value:
-        raise source.error(key, f"{key} holds {value!r}, which is not a path", "put it in quotes")
+def _path(key: str, value: str, source: _Source) -> str:
     if key == "hide" and "/" not in value:
         return value
     if any(letter in value for letter in "*?["):
@@ -218,8 +249,8 @@ def _path(key: str, value: Any, source: _Source) -> str:
     return str(absolute)
 
 
-def _host(value: Any, source: _Source) -> str:
-    host, _, port = value.lower().rpartition(":") if isinstance(value, str) else ("", "", "")
+def _host(value: str, source: _Source) -> str:
+    host, _, port = value.lower().rpartition(":")
     if not _HOST.fullmatch(host) or not port.isdecimal() or not 0 < int(port) < 65536:
         raise source.error("connect", f"connect holds {value!r}", "write host:port, as in example.com:443")
     return f"{host}:{int(port)}"

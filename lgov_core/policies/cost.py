@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, get_args
+from types import MappingProxyType
+from typing import Any, ClassVar, Final
 
 from lgov_core.errors import PolicyError
-from lgov_core.governor.options import file_path, one_of, positive_integer, positive_number
 from lgov_core.policies.base import BoundedPolicy, in_dry_run
 from lgov_core.policies.counting import (
     COMMON,
     NOT_MADE,
     Judgements,
     Per,
-    checked_clock,
     count_key,
     decided,
     now_of,
@@ -26,17 +26,18 @@ from lgov_core.policies.ledger import (
     Amount,
     Balance,
     BudgetLimits,
+    Dollars,
     Lack,
     Ledger,
+    ModelPrice,
     Price,
-    cost_table,
     find,
     most_input_tokens,
     most_output_tokens,
     price_of,
-    price_table,
     tokens_used,
 )
+from lgov_core.policies.options import Count, PolicyOptions, Positive, Text, takes
 from lgov_core.types import Action, Decision, Effect, ModelCallFailed, Point, ToolOutcome
 
 #: Kept with a judgement for which something was set aside.
@@ -56,6 +57,28 @@ class Spent:
     seconds: float
 
 
+class CostOptions(PolicyOptions, frozen=True):
+    """The options of a `CostControlPolicy`."""
+
+    paths = ("ledger",)
+    in_python = MappingProxyType({"ledger": (os.PathLike,), "clock": (Callable,)})
+
+    max_cost_usd: Positive | None = None
+    max_tokens: Count | None = None
+    max_calls: Count | None = None
+    max_seconds: Positive | None = None
+    per: Per = "rollout"
+    prices: Mapping[Text, ModelPrice] | None = None
+    unknown_model_price: ModelPrice | None = None
+    tool_costs: Mapping[Text, Dollars] | None = None
+    max_output_tokens: Count = 4096
+    bytes_per_token: Positive = 1.0
+    ledger: str | os.PathLike[str] | None = None
+    max_budgets: Count = 100_000
+    clock: Callable[[], float] | None = None
+    name: Text = "CostControlPolicy"
+
+
 class CostControlPolicy(BoundedPolicy):
     """Keeps what agents spend within a budget.
 
@@ -65,10 +88,9 @@ class CostControlPolicy(BoundedPolicy):
     budget. At least one limit must be given.
 
     Before a model call the most that it may use is reserved, so that calls at the same time cannot overspend together:
-    a token for every ``bytes_per_token`` bytes of the prompt, ``prompt_overhead_tokens`` for what is not visible here
-    (tool definitions, images), and the reply's own limit or else ``max_output_tokens``. After the call its reported usage
-    is spent instead, or all of the reservation where it reports none. What was reserved is given back when another policy
-    denies the call, or when it could not be made.
+    a token for every ``bytes_per_token`` bytes of the prompt, and the reply's own limit or else ``max_output_tokens``. After
+    the call its reported usage is spent instead, or all of the reservation where it reports none. What was reserved is given
+    back when another policy denies the call, or when it could not be made.
 
     ``prices`` maps model names or globs to ``{"input": dollars, "output": dollars}`` for a million tokens. A model
     without a price is denied when there is a ``max_cost_usd``, unless ``unknown_model_price`` is given. ``tool_costs``
@@ -90,42 +112,25 @@ class CostControlPolicy(BoundedPolicy):
         Point.POST_TOOL_CALL,
     )
 
-    def __init__(
-        self,
-        max_cost_usd: float | None = None,
-        max_tokens: int | None = None,
-        max_calls: int | None = None,
-        max_seconds: float | None = None,
-        *,
-        per: Per = "rollout",
-        prices: Mapping[str, Any] | None = None,
-        unknown_model_price: Mapping[str, float] | tuple[float, float] | None = None,
-        tool_costs: Mapping[str, float] | None = None,
-        max_output_tokens: int = 4096,
-        prompt_overhead_tokens: int = 0,
-        bytes_per_token: float = 1.0,
-        ledger: str | os.PathLike[str] | None = None,
-        max_budgets: int = 100_000,
-        clock: Callable[[], float] | None = None,
-        name: str = "CostControlPolicy",
-    ) -> None:
-        self.name = name
-        self.per = one_of(name, "per", per, get_args(Per))
-        self.limits = _limits(name, max_cost_usd, max_tokens, max_calls, max_seconds)
-        self.prices: dict[str, Price] = price_table(name, "prices", prices if prices is not None else {})
-        self.unknown_model_price = (
-            None if unknown_model_price is None else price_of(name, "unknown_model_price", unknown_model_price)
-        )
-        self.tool_costs = cost_table(name, "tool_costs", tool_costs if tool_costs is not None else {})
-        self.max_output_tokens = positive_integer(name, "max_output_tokens", max_output_tokens)
-        self.bytes_per_token = positive_number(name, "bytes_per_token", bytes_per_token)
-        overhead = prompt_overhead_tokens
-        self.prompt_overhead_tokens = overhead and positive_integer(name, "prompt_overhead_tokens", overhead)
-        in_memory = ledger is None or in_dry_run()
-        path = None if in_memory else file_path(name, "ledger", ledger)
-        self._ledger = Ledger(path, name, max_budgets=positive_integer(name, "max_budgets", max_budgets))
-        usual = time.monotonic if in_memory else time.time
-        self._clock = checked_clock(name, usual if clock is None else clock)
+    @takes(CostOptions)
+    def __init__(self, options: CostOptions) -> None:
+        self.name = options.name
+        self.per = options.per
+        if options.max_cost_usd is options.max_tokens is options.max_calls is options.max_seconds is None:
+            hint = "give max_cost_usd, max_tokens, max_calls or max_seconds"
+            raise PolicyError(f"{self.name}: there is no limit", hint=hint)
+        nano_usd = None if options.max_cost_usd is None else int(options.max_cost_usd * NANO)
+        self.limits = BudgetLimits(nano_usd, options.max_tokens, options.max_calls, options.max_seconds)
+        self.prices = {glob: price_of(price) for glob, price in (options.prices or {}).items()}
+        unknown_price = options.unknown_model_price
+        self.unknown_model_price = None if unknown_price is None else price_of(unknown_price)
+        self.tool_costs = {glob: math.ceil(cost * NANO) for glob, cost in (options.tool_costs or {}).items()}
+        self.max_output_tokens = options.max_output_tokens
+        self.bytes_per_token = options.bytes_per_token
+        in_memory = options.ledger is None or in_dry_run()
+        path = None if in_memory or options.ledger is None else os.fspath(options.ledger)
+        self._ledger = Ledger(path, self.name, max_budgets=options.max_budgets)
+        self._clock = options.clock or (time.monotonic if in_memory else time.time)
         # A file may have to be waited for, so the governor watches the time.
         self.bounded = in_memory
         self._judgements = Judgements()
@@ -148,7 +153,7 @@ class CostControlPolicy(BoundedPolicy):
 
     def _before_model(self, action: Action) -> Decision | None:
         try:
-            prompt = most_input_tokens(action.arguments, self.bytes_per_token) + self.prompt_overhead_tokens
+            prompt = most_input_tokens(action.arguments, self.bytes_per_token)
             reply = most_output_tokens(action.arguments, self.max_output_tokens)
         except (ValueError, TypeError, RecursionError):
             return self.deny("cost-unclear", "The size of this prompt cannot be determined, so neither can its cost.")
@@ -308,17 +313,6 @@ class CostControlPolicy(BoundedPolicy):
         What calls under way use is spent from the new budget when they say so.
         """
         self._ledger.reset(scope_id)
-
-
-def _limits(name: str, cost: object, tokens: object, calls: object, seconds: object) -> BudgetLimits:
-    if cost is None and tokens is None and calls is None and seconds is None:
-        raise PolicyError(f"{name}: there is no limit", hint="give max_cost_usd, max_tokens, max_calls or max_seconds")
-    return BudgetLimits(
-        None if cost is None else int(positive_number(name, "max_cost_usd", cost) * NANO),
-        None if tokens is None else positive_integer(name, "max_tokens", tokens),
-        None if calls is None else positive_integer(name, "max_calls", calls),
-        None if seconds is None else positive_number(name, "max_seconds", seconds),
-    )
 
 
 def _figures(total: float, limit: float, needed: float, unit: str) -> str:

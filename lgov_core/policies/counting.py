@@ -9,17 +9,19 @@ import hashlib
 import math
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar, Final, Literal, get_args
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, Literal
 
 from lgov_core._util.containers import BoundedDict
 from lgov_core._util.json_text import NotCanonical, fingerprint
 from lgov_core._util.sqlite_file import keep_quiet_across_fork
 from lgov_core.errors import PolicyError
-from lgov_core.governor.options import matches_any, one_of, positive_integer, positive_number, string_tuple
+from lgov_core.governor.options import matches_any
 from lgov_core.policies.base import BoundedPolicy
+from lgov_core.policies.options import Count, PolicyOptions, Positive, Text, Texts, takes
 from lgov_core.types import Action, Decision, ModelCallFailed, Point, Severity, ToolOutcome
 
 #: Whose calls are counted together.
@@ -31,13 +33,6 @@ MAX_JUDGEMENTS: Final = 65_536
 #: Outcomes of tool calls that were never made: what was set aside for them is given back.
 NOT_MADE: Final = frozenset({"denied", "invalid_args", "unknown_tool"})
 _LONGEST_KEY: Final = 200
-
-
-def checked_clock(owner: str, clock: Callable[[], float]) -> Callable[[], float]:
-    """``clock`` when it is a function. Raises `PolicyError`."""
-    if not callable(clock):
-        raise PolicyError(f"{owner}: clock is {clock!r}", hint="give a function that returns seconds")
-    return clock
 
 
 def now_of(owner: str, clock: Callable[[], float]) -> float:
@@ -163,6 +158,16 @@ LONGEST_CYCLE: Final = 8
 MAX_ROLLOUTS: Final = 10_000
 
 
+class LoopOptions(PolicyOptions, frozen=True):
+    """The options of a `LoopPolicy`."""
+
+    max_repeats: Count = 3
+    window: Count | None = None
+    ignore: Texts = ()
+    abort_after: Count | None = None
+    name: Text = "LoopPolicy"
+
+
 class LoopPolicy(CountingPolicy):
     """Denies a tool call that the agent keeps repeating.
 
@@ -180,21 +185,13 @@ class LoopPolicy(CountingPolicy):
 
     counts = ("_histories",)
 
-    def __init__(
-        self,
-        max_repeats: int = 3,
-        *,
-        window: int | None = None,
-        ignore: Sequence[str] = (),
-        abort_after: int | None = None,
-        name: str = "LoopPolicy",
-    ) -> None:
+    @takes(LoopOptions)
+    def __init__(self, options: LoopOptions) -> None:
         super().__init__()
-        self.name = name
-        self.max_repeats = positive_integer(name, "max_repeats", max_repeats)
-        self.window = None if window is None else positive_integer(name, "window", window)
-        self.ignore = string_tuple(name, "ignore", ignore)
-        self.abort_after = None if abort_after is None else positive_integer(name, "abort_after", abort_after)
+        self.name = options.name
+        self.max_repeats, self.window = options.max_repeats, options.window
+        self.ignore = tuple(options.ignore)
+        self.abort_after = options.abort_after
         self._kept = max(self.window or 0, LONGEST_CYCLE * self.max_repeats)
         self._histories = _Histories()
 
@@ -322,6 +319,20 @@ RatePer = Literal["agent", "session", "rollout", "global", "tool"]
 COUNTED: Final = frozenset({Point.AGENT_STARTUP, Point.INPUT, Point.PRE_MODEL_CALL, Point.PRE_TOOL_CALL})
 
 
+class RateOptions(PolicyOptions, frozen=True):
+    """The options of a `RateLimitPolicy`."""
+
+    in_python = MappingProxyType({"clock": (Callable,)})
+
+    max_calls: Count
+    per_seconds: Positive
+    per: RatePer = "agent"
+    burst: Count | None = None
+    max_buckets: Count = 100_000
+    clock: Callable[[], float] = time.monotonic
+    name: Text = "RateLimitPolicy"
+
+
 class RateLimitPolicy(CountingPolicy):
     """Lets ``max_calls`` calls through every ``per_seconds`` seconds.
 
@@ -339,25 +350,14 @@ class RateLimitPolicy(CountingPolicy):
 
     counts = ("_buckets", "_clock")
 
-    def __init__(
-        self,
-        max_calls: int,
-        per_seconds: float,
-        *,
-        per: RatePer = "agent",
-        burst: int | None = None,
-        max_buckets: int = 100_000,
-        clock: Callable[[], float] = time.monotonic,
-        name: str = "RateLimitPolicy",
-    ) -> None:
+    @takes(RateOptions)
+    def __init__(self, options: RateOptions) -> None:
         super().__init__()
-        self.name = name
-        self.max_calls = positive_integer(name, "max_calls", max_calls)
-        self.per_seconds = positive_number(name, "per_seconds", per_seconds)
-        self.per = one_of(name, "per", per, get_args(RatePer))
-        self.burst = self.max_calls if burst is None else positive_integer(name, "burst", burst)
-        self.max_buckets = positive_integer(name, "max_buckets", max_buckets)
-        self._clock = checked_clock(name, clock)
+        self.name = options.name
+        self.max_calls, self.per_seconds, self.per = options.max_calls, options.per_seconds, options.per
+        self.burst = options.burst or self.max_calls
+        self.max_buckets = options.max_buckets
+        self._clock = options.clock
         self._buckets = _Buckets()
 
     def judge(self, action: Action) -> Decision | None:

@@ -11,12 +11,16 @@ import socket
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
+from msgspec import Meta
+
 from lgov_core.errors import PolicyDenied, PolicyError
-from lgov_core.governor.options import argument_names, names, string_tuple
+from lgov_core.governor.options import argument_names, names
 from lgov_core.policies.base import BoundedPolicy, Unclear
+from lgov_core.policies.options import Names, PolicyOptions, Text, Texts, YesOrNo, takes
 from lgov_core.types import Action, Decision, Point, Severity
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -235,8 +239,26 @@ class _Place:
         if url.address is not None:
             return self.host == "*" and why_closed(url.address) is None
         if self.host == "*":
-            return not _is_inner(url.host)
+            inner = any(url.host == ending or url.host.endswith("." + ending) for ending in _INNER_ENDINGS)
+            return "." in url.host and not inner
         return url.host.endswith("." + self.host) if self.below else url.host == self.host
+
+
+Port = Annotated[int, Meta(ge=1, le=65535, description="a number from 1 to 65535")]
+
+
+class EgressOptions(PolicyOptions, frozen=True, kw_only=True):
+    """The options of an `EgressPolicy`."""
+
+    in_python = MappingProxyType({"resolver": (Callable,)})
+
+    domains: Texts
+    argument: Names | None = None
+    schemes: Texts = ("https",)
+    ports: Sequence[Port] | None = None
+    resolve: YesOrNo | None = None
+    resolver: Resolver | None = None
+    name: Text = "egress"
 
 
 class EgressPolicy(BoundedPolicy):
@@ -265,32 +287,22 @@ class EgressPolicy(BoundedPolicy):
 
     permits = True
 
-    def __init__(
-        self,
-        *,
-        domains: Sequence[str],
-        argument: str | Sequence[str] | None = None,
-        schemes: Sequence[str] = ("https",),
-        ports: Sequence[int] | None = None,
-        resolve: bool | None = None,
-        resolver: Resolver | None = None,
-        name: str = "egress",
-    ) -> None:
-        self.name = name
-        self.schemes = frozenset(scheme.lower() for scheme in string_tuple(name, "schemes", schemes))
+    @takes(EgressOptions)
+    def __init__(self, options: EgressOptions) -> None:
+        self.name = name = options.name
+        self.schemes = frozenset(scheme.lower() for scheme in options.schemes)
         for scheme in self.schemes:
-            if not scheme.isidentifier() or (scheme not in DEFAULT_PORTS and not ports):
+            if not scheme.isidentifier() or (scheme not in DEFAULT_PORTS and not options.ports):
                 names = ", ".join(DEFAULT_PORTS)
                 raise PolicyError(f"{name}: schemes holds {scheme!r}", hint=f"write one of {names}, or give ports")
-        self.places = tuple(_place(name, text) for text in string_tuple(name, "domains", domains))
-        self.ports = None if ports is None else frozenset(_port(name, port) for port in ports)
+        self.places = tuple(_place(name, text) for text in options.domains)
+        self.ports = None if options.ports is None else frozenset(options.ports)
         self.networks = tuple(destination.network for destination in self.places if destination.network is not None)
-        self.arguments = None if argument is None else argument_names(name, argument, "the URL")
-        if resolve is not None and not isinstance(resolve, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PolicyError(f"{name}: resolve is {resolve!r}", hint="write true or false")
-        self.resolves = any(destination.host == "*" for destination in self.places) if resolve is None else resolve
+        self.arguments = None if options.argument is None else argument_names(name, options.argument, "the URL")
+        anywhere = any(destination.host == "*" for destination in self.places)
+        self.resolves = anywhere if options.resolve is None else options.resolve
         self.bounded = not self.resolves
-        self._look_up = resolver or system_resolver
+        self._look_up = options.resolver or system_resolver
 
     def judge(self, action: Action) -> Decision | None:
         """The verdict on a tool call that carries a URL; None at other points."""
@@ -395,10 +407,6 @@ def _texts(value: Any) -> Sequence[str]:
     return items
 
 
-def _is_inner(host: str) -> bool:
-    return "." not in host or any(host == ending or host.endswith("." + ending) for ending in _INNER_ENDINGS)
-
-
 def _place(owner: str, text: str) -> _Place:
     """One entry of ``domains``, checked. Raises `PolicyError`."""
     if text == "*":
@@ -409,7 +417,11 @@ def _place(owner: str, text: str) -> _Place:
     if text.count(":") == 1 or text.startswith("["):
         host, _, digits = text.rpartition(":") if not text.endswith("]") else (text, "", "")
         if digits:
-            port = _port(owner, int(digits) if digits.isdecimal() else digits)
+            port = int(digits) if digits.isdecimal() else 0
+            if not 0 < port < 65536:
+                raise PolicyError(
+                    f"{owner}: {digits!r} in domains is not a port", hint="write a number from 1 to 65535"
+                )
     try:
         network = ipaddress.ip_network(host.strip("[]"))
     except ValueError:
@@ -424,9 +436,3 @@ def _place(owner: str, text: str) -> _Place:
             f"{owner}: domains holds {text!r}, which is not a host name",
             hint="write example.com, *.example.com, host:port, an address, a network, or * for every public host",
         ) from None
-
-
-def _port(owner: str, port: object) -> int:
-    if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
-        raise PolicyError(f"{owner}: {port!r} in ports or domains is not a port", hint="write a number from 1 to 65535")
-    return port

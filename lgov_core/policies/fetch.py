@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 import socket
 import ssl
 import urllib.request
@@ -91,7 +92,8 @@ class _Handler(urllib.request.AbstractHTTPHandler):
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
         """Opens one request. A proxy set on it is refused: it would choose the address."""
         pinned = self._policy.check_url(req.full_url)
-        if req.has_proxy() or (req.host or "").lower() != _authority(req.full_url):
+        authority = re.split("[/?#]", req.full_url.partition("://")[2], maxsplit=1)[0].lower()
+        if req.has_proxy() or (req.host or "").lower() != authority:
             raise PolicyDenied(self._policy.deny("url-proxy", "A proxy would choose the address; fetch without one."))
         tls = self._tls if pinned.scheme == "https" else None
         raw: Any = req.timeout
@@ -119,7 +121,3 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
             for header in _HOST_HEADERS:
                 following.remove_header(header)
         return following
-
-
-def _authority(url: str) -> str:
-    return url.partition("://")[2].partition("/")[0].partition("?")[0].partition("#")[0].lower()

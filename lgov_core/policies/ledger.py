@@ -14,7 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import Meta
 
 from lgov_core._util.sqlite_file import FileKind, describe, file_identity, open_sqlite, require_same_file
 from lgov_core.errors import PolicyError
@@ -91,7 +94,11 @@ def most_input_tokens(arguments: Mapping[str, Any], bytes_per_token: float) -> i
     No byte-level tokenizer makes more than one token of a byte. Raises `ValueError` or `RecursionError` for what has no
     JSON form.
     """
-    text = json.dumps(_with_text_keys(arguments), ensure_ascii=False, default=_other)
+    text = json.dumps(
+        _with_text_keys(arguments),
+        ensure_ascii=False,
+        default=lambda value: _with_text_keys(value) if isinstance(value, Mapping) else repr(value),
+    )
     return math.ceil(len(text.encode("utf-8", "surrogatepass")) / bytes_per_token)
 
 
@@ -127,12 +134,10 @@ def _with_text_keys(value: Mapping[Any, Any]) -> dict[str, Any]:
     return {str(key): item for key, item in value.items()}
 
 
-def _other(value: object) -> Any:
-    return _with_text_keys(value) if isinstance(value, Mapping) else repr(value)
-
-
-_HINT = "write {input: 2.5, output: 10}: US dollars for a million tokens"
+_PRICE: Final = "{input: 2.5, output: 10}: US dollars for a million tokens"
 _MILLION = 1_000_000
+#: What a call or a million tokens cost.
+Dollars = Annotated[float, Meta(ge=0, lt=_MILLION, description="US dollars, 0 or more, as a number")]
 
 
 class Price(NamedTuple):
@@ -146,28 +151,21 @@ class Price(NamedTuple):
         return math.ceil((input_tokens * self.input + output_tokens * self.output) * (NANO // _MILLION))
 
 
-def price_of(owner: str, option: str, value: object) -> Price:
-    """A price from ``{"input": ..., "output": ...}`` or two numbers. Raises `PolicyError`."""
-    if isinstance(value, Mapping) and set(value) == {"input", "output"}:
-        numbers: list[object] = [value["input"], value["output"]]
-    elif isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
-        numbers = list(value)
-    else:
-        raise PolicyError(f"{owner}: {option} is not a price: {value!r}", hint=_HINT)
-    return Price(*(_dollars(owner, option, number) for number in numbers))
+class PriceOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A price as it is written."""
+
+    input: Dollars
+    output: Dollars
 
 
-def price_table(owner: str, option: str, value: object) -> dict[str, Price]:
-    """Prices by model name or glob. Raises `PolicyError`."""
-    return {glob: price_of(owner, f"{option}: {glob}", price) for glob, price in _table(owner, option, value)}
+ModelPrice = Annotated[
+    PriceOption | Annotated[Sequence[Dollars], Meta(min_length=2, max_length=2)], Meta(description=_PRICE)
+]
 
 
-def cost_table(owner: str, option: str, value: object) -> dict[str, int]:
-    """Billionths of a dollar for one call, by tool name or glob. Raises `PolicyError`."""
-    return {
-        glob: math.ceil(_dollars(owner, f"{option}: {glob}", dollars) * NANO)
-        for glob, dollars in _table(owner, option, value)
-    }
+def price_of(written: Any) -> Price:
+    """The price that an option, checked, says: by name, or two numbers."""
+    return Price(written.input, written.output) if isinstance(written, PriceOption) else Price(*written)
 
 
 def find(table: Mapping[str, Any], name: str) -> Any:
@@ -176,23 +174,6 @@ def find(table: Mapping[str, Any], name: str) -> Any:
         return table[name]
     fitting = [glob for glob in table if fnmatchcase(name, glob)]
     return table[max(fitting, key=len)] if fitting else None
-
-
-def _table(owner: str, option: str, value: object) -> list[tuple[str, object]]:
-    if not isinstance(value, Mapping):
-        raise PolicyError(
-            f"{owner}: {option} must map names to dollars, not {value!r}", hint=f"write {option}: {{...}}"
-        )
-    for name in value:
-        if not isinstance(name, str) or not name:
-            raise PolicyError(f"{owner}: {option} names {name!r}, which is not text", hint="put it in quotes")
-    return list(value.items())
-
-
-def _dollars(owner: str, option: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _MILLION:
-        raise PolicyError(f"{owner}: {option} costs {value!r}", hint="write US dollars, 0 or more, as a number")
-    return float(value)
 
 
 BUSY_TIMEOUT_S: Final = 1.5

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -24,6 +23,7 @@ from lgov_core.governor.rules import Default, Rule
 from lgov_core.policies.base import in_dry_run
 from lgov_core.policies.confinement import check_confinement, document_digest, in_box
 from lgov_core.policies.document import Place, read_yaml
+from lgov_core.policies.options import folder_joined, options_kind
 from lgov_core.policies.policy_set import PolicySet, SetMode
 from lgov_core.policies.registry import BUILTIN_POLICIES, available_policies, options_of
 from lgov_core.types import Point, Policy, PolicyFactory, Severity
@@ -65,13 +65,6 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 #: Built-in policies without state.
 _WITHOUT_MEMORY = frozenset({"allow", "deny", "egress", "path", "pii", "secrets", "shell", "sql", "tool"})
-#: Options of built-in policies that name files and folders. Processes that share a policy file may run in different folders, so
-#: a relative path in it counts from that file's folder.
-_PATHS: Mapping[str, tuple[str, ...]] = {
-    "agent_os": ("documents",), "approval": ("store",), "cost": ("ledger",), "path": ("roots", "cwd"),
-    "pinned": ("store",),
-    "shell": ("cwd", "writable"),
-}  # fmt: skip
 
 
 def load_policy_file(path: str | PathLike[str], *, registry: Mapping[str, PolicyFactory] | None = None) -> PolicySet:
@@ -263,13 +256,16 @@ class _Loading:
         open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
         if not open_ended:
             self.known_keys(where, options, tuple(option for option in parameters if option != "name"), what="option")
-        required = getattr(factory, "required_in_files", ())
+        kind = options_kind(factory)
+        required, paths = (kind.needed_in_files, kind.paths) if kind is not None else ((), ())
         for option, parameter in parameters.items():
             missing = option not in options if parameter.default is parameter.empty else option in required
             if missing and options.get(option) is None and option != "name" and not open_ended:
                 raise self.error(where, f"policy {use} needs {option}", f"write with: {{{option}: ...}}")
         try:
-            policy = factory(**{"name": name, **options, **self.paths(use, options)})
+            # Processes that share a policy file may run in different folders.
+            joined = {option: folder_joined(self.folder, options[option]) for option in paths if option in options}
+            policy = factory(**{"name": name, **options, **joined})
         except PolicyFileError:
             raise
         except PolicyError as error:
@@ -279,18 +275,10 @@ class _Loading:
         self.made[name] = MadePolicy(use, written, policy)
         return policy
 
-    def paths(self, use: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options that name files and folders, with the policy file's folder before relative ones."""
-        return {option: self.placed(options[option]) for option in _PATHS.get(use, ()) if option in options}
-
-    def placed(self, value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return [self.placed(item) for item in value]
-        placeable = self.folder is not None and isinstance(value, str) and value and not value.startswith("~")
-        return os.path.join(self.folder or "", value) if placeable else value
-
     def culprit(self, where: Place, options: Mapping[str, Any], error: PolicyError) -> Place:
         """The option, or the innermost key within it, that the error's message speaks of."""
+        if isinstance(error.__cause__, Mistake):
+            return (*where, *error.__cause__.path)
         words = set(error.message.replace(":", " ").split())
         spoken_of = [(*where, option) for option in options if option in words]
         inner = [location for location in self.lines if location[: len(where)] == where and location[-1] in words]

@@ -13,9 +13,10 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from lgov_core.errors import PolicyDenied, PolicyError
-from lgov_core.governor.options import argument_names, names, string_tuple
+from lgov_core.governor.options import argument_names, names
 from lgov_core.policies.base import BoundedPolicy, Unclear
 from lgov_core.policies.content.secrets import SECRET_NAMES
+from lgov_core.policies.options import Names, PolicyOptions, Text, Texts, takes
 from lgov_core.types import Action, Decision, Point, Severity
 
 MAX_PATH_BYTES = 4096
@@ -178,6 +179,18 @@ MAX_VALUES = 100_000
 _KERNEL = ("/proc", "/dev", "/sys")
 
 
+class PathOptions(PolicyOptions, frozen=True, kw_only=True):
+    """The options of a `PathPolicy`."""
+
+    paths = ("roots", "cwd")
+
+    roots: Names
+    argument: Names | None = None
+    cwd: Text | None = None
+    deny: Texts = DENIED_NAMES
+    name: Text = "path"
+
+
 class PathPolicy(BoundedPolicy):
     """Lets a tool use only paths inside ``roots``, however a path is written.
 
@@ -211,24 +224,20 @@ class PathPolicy(BoundedPolicy):
 
     permits = True
 
-    def __init__(
-        self,
-        *,
-        roots: Sequence[str],
-        argument: str | Sequence[str] | None = None,
-        cwd: str | None = None,
-        deny: Sequence[str] = DENIED_NAMES,
-        name: str = "path",
-    ) -> None:
-        self.name = name
-        folders = (roots,) if isinstance(roots, str) else string_tuple(name, "roots", roots)
+    @takes(PathOptions)
+    def __init__(self, options: PathOptions) -> None:
+        self.name = name = options.name
+        roots, cwd = options.roots, options.cwd
+        folders = (roots,) if isinstance(roots, str) else roots
         if not folders:
             raise PolicyError(f"{name}: roots is empty", hint="name the folders that the tool may touch")
         self.roots = tuple(_folder(name, "roots", root) for root in folders)
         self.cwd = self.roots[0] if cwd is None else _folder(name, "cwd", cwd)
-        self.arguments = PATH_ARGUMENTS if argument is None else argument_names(name, argument, "the path")
-        self._named = argument is not None
-        self.denied = tuple(_folded(glob) for glob in string_tuple(name, "deny", deny))
+        self.arguments = (
+            PATH_ARGUMENTS if options.argument is None else argument_names(name, options.argument, "the path")
+        )
+        self._named = options.argument is not None
+        self.denied = tuple(_folded(glob) for glob in options.deny)
         self._is_denied = _any_of(self.denied)
 
     def judge(self, action: Action) -> Decision | None:
@@ -345,17 +354,14 @@ def _within(value: Any) -> Iterator[Any]:
             patch = item is not value and item.get("op") in _PATCH_STEPS
             named = _IN_PATCHES if patch else _IN_MAPPINGS
             for name, inner in item.items():
-                by_word = not patch and isinstance(inner, str) and _last_word(name) in _LAST_WORDS
+                last_word = _WORD_ENDS.split(name)[-1].lower() if isinstance(name, str) else ""
+                by_word = not patch and isinstance(inner, str) and last_word in _LAST_WORDS
                 if by_word or (name in named and inner is not None):
                     yield inner
                 else:
                     waiting.append(inner)
         elif isinstance(item, list | tuple):
             waiting.extend(item)
-
-
-def _last_word(name: Any) -> str:
-    return _WORD_ENDS.split(name)[-1].lower() if isinstance(name, str) else ""
 
 
 def _texts(value: Any) -> Iterator[str]:

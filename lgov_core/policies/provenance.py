@@ -10,11 +10,11 @@ from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Final
 
 from lgov_core._util.containers import BoundedDict
-from lgov_core.errors import PolicyError
-from lgov_core.governor.options import matches_any, one_of, positive_integer, string_tuple, surely_matches
-from lgov_core.policies.addresses import KINDS, Address, addresses, covers, page_of
+from lgov_core.governor.options import matches_any, surely_matches
+from lgov_core.policies.addresses import KINDS, Address, AddressKind, addresses, covers, page_of
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.content.text_views import INVISIBLE, written_number
+from lgov_core.policies.options import Count, PolicyOptions, Text, Texts, YesOrNo, takes
 from lgov_core.types import Action, Decision, Point
 
 #: Characters of one argument, and of one thing the user said, in which addresses are looked for.
@@ -71,6 +71,18 @@ class _Said:
         return used.kind == "path" and ("/" not in used.form or " " in used.form) and self.says(used.form)
 
 
+class ProvenanceOptions(PolicyOptions, frozen=True, kw_only=True):
+    """The options of a `ProvenancePolicy`."""
+
+    arguments: Texts = ("*",)
+    kinds: Sequence[AddressKind] = KINDS
+    whole: Texts = ()
+    trusted: Texts = ()
+    messages: YesOrNo = True
+    conversations: Count = 1_000
+    name: Text = "provenance"
+
+
 class ProvenancePolicy(BoundedPolicy):
     """Denies a tool call with an address that the user has not said.
 
@@ -96,29 +108,18 @@ class ProvenancePolicy(BoundedPolicy):
     default_points: ClassVar[tuple[Point, ...]] = (Point.INPUT, Point.PRE_MODEL_CALL, Point.PRE_TOOL_CALL)
     listens_at: ClassVar[tuple[Point, ...]] = (Point.INPUT, Point.PRE_MODEL_CALL)
 
-    def __init__(
-        self,
-        *,
-        arguments: Sequence[str] = ("*",),
-        kinds: Sequence[str] = KINDS,
-        whole: Sequence[str] = (),
-        trusted: Sequence[str] = (),
-        messages: bool = True,
-        conversations: int = 1_000,
-        name: str = "provenance",
-    ) -> None:
-        self.name = name
-        self.arguments = string_tuple(name, "arguments", arguments)
-        self.kinds = frozenset(one_of(name, "kinds", kind, KINDS) for kind in string_tuple(name, "kinds", kinds))
-        self.whole = string_tuple(name, "whole", whole)
-        self._trusted = tuple(glob.casefold() for glob in string_tuple(name, "trusted", trusted))
+    @takes(ProvenanceOptions)
+    def __init__(self, options: ProvenanceOptions) -> None:
+        self.name = options.name
+        self.arguments = tuple(options.arguments)
+        self.kinds: frozenset[str] = frozenset(options.kinds)
+        self.whole = tuple(options.whole)
+        self._trusted = tuple(glob.casefold() for glob in options.trusted)
         plain = [entry for entry in self._trusted if not set(entry) & set("*?[")]
         self._named = frozenset(address for entry in plain for address in addresses(entry))
-        if not isinstance(messages, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PolicyError(f"{name}: messages is {messages!r}", hint="write messages: true or messages: false")
-        self.messages = messages
-        self.conversations = positive_integer(name, "conversations", conversations)
-        self._said: BoundedDict[tuple[str, str], _Said] = BoundedDict(conversations)
+        self.messages = options.messages
+        self.conversations = options.conversations
+        self._said: BoundedDict[tuple[str, str], _Said] = BoundedDict(self.conversations)
         self._lock = threading.Lock()
 
     def judge(self, action: Action) -> Decision | None:

@@ -15,23 +15,37 @@ from lgov_core.policies.content.secrets import SecretsPolicy
 from lgov_core.policies.cost import CostControlPolicy
 from lgov_core.policies.counting import LoopPolicy, RateLimitPolicy
 from lgov_core.policies.egress import EgressPolicy
+from lgov_core.policies.options import PolicyOptions, Text, takes
 from lgov_core.policies.path import PathPolicy
 from lgov_core.policies.policy_set import ConstantPolicy
 from lgov_core.policies.provenance import ProvenancePolicy
 from lgov_core.policies.shell import ShellPolicy
 from lgov_core.policies.sql.policy import SQLPolicy
 from lgov_core.policies.tools import PinnedToolsPolicy, ToolPolicy
-from lgov_core.types import Effect, Policy, PolicyFactory
+from lgov_core.types import Effect, PolicyFactory
 
 
-def allow(*, name: str, reason: str = "") -> Policy:
+class AnswerOptions(PolicyOptions, frozen=True, kw_only=True):
+    """The options of ``allow`` and ``deny``."""
+
+    name: Text
+    reason: str = ""
+
+
+class AllowPolicy(ConstantPolicy):
     """A policy that allows whatever its rule covers."""
-    return ConstantPolicy(Effect.ALLOW, name=name, reason=reason)
+
+    @takes(AnswerOptions)
+    def __init__(self, options: AnswerOptions) -> None:
+        super().__init__(Effect.ALLOW, name=options.name, reason=options.reason)
 
 
-def deny(*, name: str, reason: str = "") -> Policy:
+class DenyPolicy(ConstantPolicy):
     """A policy that denies whatever its rule covers."""
-    return ConstantPolicy(Effect.DENY, name=name, reason=reason)
+
+    @takes(AnswerOptions)
+    def __init__(self, options: AnswerOptions) -> None:
+        super().__init__(Effect.DENY, name=options.name, reason=options.reason)
 
 
 class PolicyKinds(Mapping[str, PolicyFactory]):
@@ -58,10 +72,10 @@ class PolicyKinds(Mapping[str, PolicyFactory]):
 BUILTIN_POLICIES: Final[Mapping[str, PolicyFactory]] = PolicyKinds(
     {
         "agent_os": "lgov_core.integrations.agent_os:AgentOSPolicy",
-        "allow": allow,
+        "allow": AllowPolicy,
         "approval": ApprovalPolicy,
         "cost": CostControlPolicy,
-        "deny": deny,
+        "deny": DenyPolicy,
         "egress": EgressPolicy,
         "loop": LoopPolicy,
         "path": PathPolicy,

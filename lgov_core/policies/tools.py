@@ -9,19 +9,23 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, ClassVar, Final
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Final, cast
 from urllib.parse import unquote
+
+from msgspec import Meta
 
 from lgov_core._util.json_text import NotCanonical, canonical_json
 from lgov_core._util.sqlite_file import FileKind
 from lgov_core.errors import PolicyError
 from lgov_core.governor.matchers import LinearPattern, PatternLimit, pattern_steps
-from lgov_core.governor.options import file_path, string_tuple, surely_matches
+from lgov_core.governor.options import surely_matches
 from lgov_core.policies.base import BoundedPolicy, DataFile, in_dry_run
 from lgov_core.policies.ledger import SharedDatabase
+from lgov_core.policies.options import PolicyOptions, Text, Texts, takes
 from lgov_core.types import Action, Decision, Point, Severity
 
 PINS: Final = FileKind(
@@ -87,6 +91,16 @@ def digest_of_definition(definition: str) -> str:
     return hashlib.sha256(definition.encode()).hexdigest()
 
 
+class PinnedToolsOptions(PolicyOptions, frozen=True, kw_only=True):
+    """The options of a `PinnedToolsPolicy`."""
+
+    paths = ("store",)
+    in_python = MappingProxyType({"store": (os.PathLike,)})
+
+    store: str | os.PathLike[str] | None = None
+    name: Text = "pinned"
+
+
 class PinnedToolsPolicy(BoundedPolicy):
     """Denies a model call that offers a tool with another definition than at first, or two tools of one name.
 
@@ -100,9 +114,10 @@ class PinnedToolsPolicy(BoundedPolicy):
 
     default_points: ClassVar[tuple[Point, ...]] = (Point.PRE_MODEL_CALL,)
 
-    def __init__(self, *, store: str | os.PathLike[str] | None = None, name: str = "pinned") -> None:
-        self.name = name
-        path = None if store is None or in_dry_run() else file_path(name, "store", store)
+    @takes(PinnedToolsOptions)
+    def __init__(self, options: PinnedToolsOptions) -> None:
+        self.name = options.name
+        path = None if options.store is None or in_dry_run() else os.fspath(options.store)
         self.pins = PinnedTools(path)
         self.bounded = path is None
 
@@ -113,7 +128,9 @@ class PinnedToolsPolicy(BoundedPolicy):
         tools = action.context.get("tools", action.arguments.get("tools"))
         definitions: dict[str, str] = {}
         try:
-            for tool in _listed(tools):
+            if not isinstance(tools, list | tuple):
+                raise NotCanonical("the call does not say which tools it offers")
+            for tool in cast("list[Any]", tools):
                 name = _name(tool)
                 if name in definitions:
                     return self.deny("tool-twice", f"Two tools are called {name[:80]}; rename one, or leave one out.")
@@ -134,12 +151,6 @@ class PinnedToolsPolicy(BoundedPolicy):
         """Goes on with the pins of ``previous``, the policy that this one replaces, when they are in memory."""
         if isinstance(previous, PinnedToolsPolicy) and previous.pins.path is None and self.pins.path is None:
             self.pins = previous.pins
-
-
-def _listed(tools: object) -> Sequence[Any]:
-    if not isinstance(tools, list | tuple):
-        raise NotCanonical("the call does not say which tools it offers")
-    return tools
 
 
 def _name(tool: object) -> str:
@@ -286,6 +297,14 @@ NAMED_TOOLS = 8
 MAX_PROBLEM = 300
 
 
+class ToolOptions(PolicyOptions, frozen=True, kw_only=True):
+    """The options of a `ToolPolicy`."""
+
+    allow: Texts
+    schemas: Annotated[Mapping[str, Any], Meta(description="a mapping of tool names to JSON Schemas")] | None = None
+    name: Text = "tool"
+
+
 class ToolPolicy(BoundedPolicy):
     """Lets only the named tools be called, with arguments that fit their JSON Schema.
 
@@ -300,16 +319,12 @@ class ToolPolicy(BoundedPolicy):
 
     permits = True
 
-    def __init__(
-        self, *, allow: Sequence[str], schemas: Mapping[str, Mapping[str, Any]] | None = None, name: str = "tool"
-    ) -> None:
-        self.name = name
-        self.allowed = string_tuple(name, "allow", allow)
+    @takes(ToolOptions)
+    def __init__(self, options: ToolOptions) -> None:
+        self.name = name = options.name
+        self.allowed = tuple(options.allow)
         self._checks: dict[str, Callable[[object], str | None]] = {}
-        by_tool = schemas if schemas is not None else {}
-        if not isinstance(by_tool, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PolicyError(f"{name}: schemas must map tool names to JSON Schemas, not {by_tool!r}")
-        for tool, schema in by_tool.items():
+        for tool, schema in (options.schemas or {}).items():
             if not self._is_allowed(tool):
                 raise PolicyError(f"{name}: there is a schema for {tool!r}, but allow does not name it")
             self._checks[tool] = _compiled(f"{name}: the schema of {tool}", schema)
@@ -319,7 +334,11 @@ class ToolPolicy(BoundedPolicy):
         if action.point is not Point.PRE_TOOL_CALL:
             return None
         if not self._is_allowed(action.name):
-            return self.deny("tool-unknown", f"There is no tool {action.name[:80]!r} here. {self._offer()}")
+            allowed = ", ".join(self.allowed)
+            offer = f"Allowed tools: {allowed}." if self.allowed else "No tool may be called."
+            if len(self.allowed) > NAMED_TOOLS:
+                offer = "Call one of the tools you were given."
+            return self.deny("tool-unknown", f"There is no tool {action.name[:80]!r} here. {offer}")
         check = self._checks.get(action.name)
         problem = check(action.arguments) if check is not None else None
         if problem is not None:
@@ -328,13 +347,6 @@ class ToolPolicy(BoundedPolicy):
 
     def _is_allowed(self, tool: str) -> bool:
         return surely_matches(tool, self.allowed)
-
-    def _offer(self) -> str:
-        if not self.allowed:
-            return "No tool may be called."
-        if len(self.allowed) > NAMED_TOOLS:
-            return "Call one of the tools you were given."
-        return f"Allowed tools: {', '.join(self.allowed)}."
 
 
 class _NotFinite(Exception):

@@ -10,6 +10,7 @@ import sqlite3
 import stat
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 
@@ -23,7 +24,7 @@ from tests.audit.audit_parts import DENY, action, in_child
 
 
 def test_an_entry_says_everything(tmp_path: Path) -> None:
-    with AuditLog(tmp_path / "audit.sqlite", policy_digest="d1", code_version="9.9") as log:
+    with AuditLog(tmp_path / "audit.sqlite", policy_digest="d1") as log:
         entry_id = log.commit(action(), DENY)
         (entry,) = log.entries()
     assert (entry.entry_id, entry.kind, entry.position, entry.seq) == (entry_id, "decision", 1, 1)
@@ -35,7 +36,7 @@ def test_an_entry_says_everything(tmp_path: Path) -> None:
     assert (entry.rollout_id, entry.attempt, entry.call_id) == ("r1", 2, "call_1")
     assert (entry.effect, entry.policy, entry.rule, entry.reason) == ("deny", "sql", "no-drop", "it destroys a table")
     assert (entry.severity, entry.shadowed, entry.latency_us) == ("critical", False, 12.5)
-    assert (entry.policy_digest, entry.code_version) == ("d1", "9.9")
+    assert (entry.policy_digest, entry.code_version) == ("d1", version("lgov"))
     assert entry.prev_hash == bytes(32)
     assert len(entry.hash) == 32
     assert entry.time_ns > 1_700_000_000 * 10**9

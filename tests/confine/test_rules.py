@@ -9,7 +9,7 @@ import pytest
 from lgov_core.confine.plan import Outside, make_plan
 from lgov_core.errors import InstrumentationError, PolicyFileError
 from lgov_core.policies import load_policy_file
-from lgov_core.policies.confinement import read_confinement
+from lgov_core.policies.confinement import ENVIRONMENT, read_confinement
 from lgov_core.policies.content.secrets import SECRET_NAMES
 
 
@@ -53,18 +53,22 @@ def test_a_preset_hides_the_names_that_are_closed_for_tools(tmp_path: Path, monk
 MISTAKES = {
     "{wirte: [a]}": "did you mean write",
     "{preset: workspce}": "did you mean workspace",
-    "{read: data}": "read must be a list",
+    "{read: data}": "write a list of files",
     "{write: ['/']}": "the root folder",
     "{write: ['~']}": "the whole home folder",
     "{read: ['*.py']}": "globs are for names in hide",
     "{connect: [example.com]}": "write host:port",
     "{connect: ['example.com:0']}": "write host:port",
     "{connect: ['*:443']}": "write host:port",
-    "{memory: much}": "as in memory: 2GiB",
-    "{processes: 0}": "as in processes: 64",
+    "{memory: much}": "as in 2GiB",
+    "{processes: 0}": "as in 64",
     "{model: 1}": "write true or false",
-    "{environment: HOME}": "not a list of names",
-    "{environment: [1]}": "not a list of names",
+    "{environment: HOME}": "write a list of names",
+    "{environment: [1]}": "write a name",
+    "{memory: 0GiB}": "as in 2GiB",
+    "{cpu: true}": "as in 64",
+    "{files: 2GiB}": "as in 64",
+    "{hide: [' ']}": "write a path",
     "[a]": "is not a mapping",
 }
 
@@ -111,3 +115,13 @@ def test_a_link_that_code_in_a_box_may_have_made_shows_nothing(tmp_path: Path, m
         with pytest.raises(InstrumentationError, match=f"work/{place} is a symbolic link to {secret}"):
             plan()
         (work / place).unlink()
+
+
+def test_a_box_gets_the_variables_that_programs_need_and_those_of_the_file(tmp_path: Path) -> None:
+    def variables(confine: str) -> tuple[str, ...] | None:
+        return read_confinement(policy(tmp_path, confine)).with_preset(None).environment
+
+    assert variables("{preset: workspace}") is None
+    assert variables("{preset: no-network}") == ENVIRONMENT
+    assert variables("{environment: []}") == ENVIRONMENT
+    assert variables("{preset: offline-tests, environment: [APP_TOKEN, 'X_*']}") == (*ENVIRONMENT, "APP_TOKEN", "X_*")

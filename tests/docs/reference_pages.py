@@ -192,6 +192,8 @@ def _kind(schema: Mapping[str, Any]) -> str:
     if schema.get("type") == "array":
         items = schema.get("items")
         return f"list of {_kind(items)}" if isinstance(items, Mapping) and items else "list"
+    if "$ref" in schema:
+        return "mapping"
     return {"object": "mapping", None: "any"}.get(schema.get("type"), str(schema.get("type")))
 
 

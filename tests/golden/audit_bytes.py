@@ -27,7 +27,7 @@ def write_signed(folder: Path, patch: pytest.MonkeyPatch) -> Path:
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("UPDATE record SET id = 'golden'")  # SQLite makes it of bytes that cannot be fixed
             connection.commit()
-        with AuditLog(path, signer=load_key(key), code_version="1", sign_every=2) as log:
+        with AuditLog(path, signer=load_key(key), sign_every=2) as log:
             log.append("trace", {"name": "begin"}, arguments={"n": 1}, content={"text": "é"})
             write_record(path)
             log.append("trace_end", {"name": "end"}, arguments=None, content={})

@@ -85,6 +85,7 @@ def freeze(patch: pytest.MonkeyPatch) -> None:
         return hashlib.sha256(str(next(seeds)).encode()).digest()[:count].ljust(count, b"x")
 
     patch.setattr(os, "urandom", urandom)
+    patch.setattr("lgov_core.audit.log.own_version", lambda: "1")
 
 
 def call(response_id: str, rollout_id: str | None, at: float, prompt: tuple[int, ...] = (1, 2)) -> CapturedCall:
@@ -124,7 +125,7 @@ def write_record(place: Path) -> None:
     part = Decision(Effect.DENY, "files", "no-write", "it writes", shadowed=True)
     shadowed = Decision(Effect.ALLOW, "files", "default", "", parts=(part,))
     allowed = Decision(Effect.ALLOW, "desk", "default", "", latency_us=3.0)
-    with AuditLog(place, signer=None, redact=["password"], code_version="1") as log:
+    with AuditLog(place, signer=None, redact=["password"]) as log:
         drop = act("run_sql", "clerk", query="DROP TABLE staff", password="hunter2")
         log.commit(drop, denied)
         read = act("run_sql", "clerk", query="SELECT name FROM staff WHERE id = 7")

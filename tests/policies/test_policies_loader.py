@@ -268,3 +268,30 @@ def test_absolute_files_and_memory_stay_where_they_are(tmp_path: Path, monkeypat
     load_policies({"version": 1, "rules": [{**rule, "with": {"store": "here.db"}}]})
     assert sorted(one.name for one in tmp_path.glob("*.db")) == ["full.db", "here.db"]
     assert list(file.parent.glob("*.db")) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "line", "says"),
+    [
+        ("{use: tool, with: {allow: [a,\n      1]}}", 4, "allow holds 1 (write text"),
+        (
+            "{use: cost, with: {max_calls: 1, prices: {a: [1, 2],\n      b: {input: -1, output: 2}}}}",
+            4,
+            "prices: b holds",
+        ),
+        ("{use: cost, with: {max_calls: 1,\n      tool_costs: {t: free}}}", 4, "US dollars"),
+        ("{use: rate, with: {max_calls: 2,\n      per_seconds: true}}", 4, "a number above 0"),
+        ("{use: approval, with: {tools: ['*'],\n      per: user}}", 4, "one of"),
+        ("{use: loop, with: {max_repeats: 2,\n      abort_after: 1.5}}", 4, "a whole number above 0"),
+        ("{use: egress, with: {domains: [a.example],\n      ports: [443, 70000]}}", 4, "a number from 1 to 65535"),
+        ("{use: shell, with: {writable: [a],\n      unknown: maybe}}", 4, "one of"),
+        ("{use: pii, with: {action: deny,\n      max_characters: 0}}", 4, "a whole number above 0"),
+        ("{use: provenance, with: {messages: true,\n      kinds: [email, name]}}", 4, "holds 'name'"),
+        ("{use: approval, with: {wait_s: 1,\n      clock: now}}", 4, "clock"),
+    ],
+)
+def test_a_mistake_within_an_option_has_its_line(tmp_path: Path, options: str, line: int, says: str) -> None:
+    with pytest.raises(PolicyFileError) as caught:
+        load_policy_file(write(tmp_path, f"version: 1\nrules:\n  - {options}\n"))
+    assert caught.value.line == line
+    assert says in str(caught.value)

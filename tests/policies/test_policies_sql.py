@@ -127,7 +127,7 @@ def test_under_a_kernel_with_a_budget() -> None:
         ({"deny": "DROP"}, "list of strings"),
         ({"deny": ["DORP"]}, "did you mean DROP"),
         ({"deny": ["table:"]}, "table:NAME"),
-        ({"deny": [1]}, "not text"),
+        ({"deny": [1]}, "write text, in quotes"),
         ({"argument": ""}, "argument"),
         ({"argument": []}, "argument"),
         ({"tools": "run_sql"}, "list of strings"),

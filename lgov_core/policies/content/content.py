@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar, Final, Literal, get_args
+from typing import Any, ClassVar, Final, Literal
 
 from lgov_core.errors import PolicyError
-from lgov_core.governor.options import one_of, positive_integer, string_tuple, surely_matches
+from lgov_core.governor.options import surely_matches
 from lgov_core.policies.base import BoundedPolicy, DataFile
 from lgov_core.policies.content.text_views import decoded_runs, plain_view, unescaped_view, written_number
+from lgov_core.policies.options import Count, PolicyOptions, Texts, takes
 from lgov_core.types import Action, Decision, Point, Severity
 
 #: A value given to a name: ``name = value``, ``"name": "value"``, ``--name value``, ``name: value``. The name is found by its
@@ -142,6 +143,16 @@ _KEY_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,39}")
 
 
+class ContentOptions(PolicyOptions, frozen=True, kw_only=True):
+    """The options of a `ContentPolicy`; without a ``name`` it has its usual one."""
+
+    action: ContentAction = "deny"
+    kinds: Texts | None = None
+    allow: Texts = ()
+    max_characters: Count = MAX_CHARACTERS
+    name: str = ""
+
+
 class ContentPolicy(BoundedPolicy):
     """Base of the policies that look at what is written in an action rather than at what it does.
 
@@ -170,20 +181,12 @@ class ContentPolicy(BoundedPolicy):
     usual_name: ClassVar[str]
     check_of: ClassVar[Callable[[Mapping[str, Any]], Check | None]]
 
-    def __init__(
-        self,
-        *,
-        action: ContentAction = "deny",
-        kinds: Sequence[str] | None = None,
-        allow: Sequence[str] = (),
-        max_characters: int = MAX_CHARACTERS,
-        name: str = "",
-    ) -> None:
-        name = name or self.usual_name
-        one_of(name, "action", action, get_args(ContentAction))
+    @takes(ContentOptions)
+    def __init__(self, options: ContentOptions) -> None:
+        self.name = name = options.name or self.usual_name
         patterns = load_patterns(f"{self.slug}_formats.yaml", self.check_of)
         all_kinds = sorted({pattern.kind for pattern in patterns})
-        chosen = all_kinds if kinds is None else string_tuple(name, "kinds", kinds)
+        chosen = all_kinds if options.kinds is None else options.kinds
         for kind in chosen:
             if kind not in all_kinds:
                 raise PolicyError(
@@ -191,11 +194,10 @@ class ContentPolicy(BoundedPolicy):
                 )
         if not chosen:
             raise PolicyError(f"{name}: kinds is empty, so nothing would be looked for", hint="leave kinds out for all")
-        self.name = name
-        self.action: ContentAction = action
+        self.action: ContentAction = options.action
         self.kinds = frozenset(chosen)
-        self.max_characters = positive_integer(name, "max_characters", max_characters)
-        self._allow = tuple(glob.casefold() for glob in string_tuple(name, "allow", allow))
+        self.max_characters = options.max_characters
+        self._allow = tuple(glob.casefold() for glob in options.allow)
         self._patterns = [pattern for pattern in patterns if pattern.kind in self.kinds]
 
     def judge(self, action: Action) -> Decision | None:

@@ -294,10 +294,6 @@ def mrz(value: str) -> bool:
 _re = DataFile("lgov_core.policies.content", "pii_formats.yaml").pattern
 
 
-def _word(words: str) -> re.Pattern[str]:
-    return re.compile(rf"(?<![A-Za-z])(?:{words})(?![A-Za-z])", re.IGNORECASE)
-
-
 def _bare(text: str) -> str:
     return _re("not_alnum").sub("", text).upper()
 
@@ -320,7 +316,8 @@ def check_of(row: Mapping[str, Any]) -> Check | None:
     if {"valid", "context", "unless_thing"}.isdisjoint(row):
         return None
     valid = _number_check(row["valid"]) if "valid" in row else None
-    context = _word(row["context"]) if "context" in row else None
+    words = row.get("context")
+    context = re.compile(rf"(?<![A-Za-z])(?:{words})(?![A-Za-z])", re.IGNORECASE) if words is not None else None
     of_a_thing, shorter = row.get("unless_thing", False), row.get("shorter", False)
     digits, near = row.get("digits", 0), row.get("near", 48 if "digits" in row else CONTEXT)
 

@@ -8,11 +8,14 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from lgov_core.errors import PolicyError
-from lgov_core.governor.options import argument_names, string_tuple
+from lgov_core.governor.options import argument_names
 from lgov_core.policies.base import BoundedPolicy
+from lgov_core.policies.options import Names, PolicyOptions, Text, Texts, takes
 from lgov_core.policies.shell.calls import (
     NO_INPUT,
     Call,
@@ -236,6 +239,22 @@ _SEVERITY = {
 }
 
 
+class ShellOptions(PolicyOptions, frozen=True, kw_only=True):
+    """The options of a `ShellPolicy`."""
+
+    paths = ("cwd", "writable")
+
+    argument: Names = ("command", "cmd")
+    cwd: Text | None = None
+    writable: Texts | None = None
+    commands: Annotated[
+        Sequence[Text] | Mapping[Text, str | Mapping[str, Any]],
+        Meta(description="a list of names, or a mapping of names to entries of the table"),
+    ] = ()
+    unknown: Unknown = "deny"
+    name: Text = "shell"
+
+
 class ShellPolicy(BoundedPolicy):
     """Lets a tool run everyday commands of development, and nothing that destroys, escapes, spies or sends away.
 
@@ -262,26 +281,20 @@ class ShellPolicy(BoundedPolicy):
 
     permits = True
 
-    def __init__(
-        self,
-        *,
-        argument: str | Sequence[str] = ("command", "cmd"),
-        cwd: str | None = None,
-        writable: Sequence[str] | None = None,
-        commands: Sequence[str] | Mapping[str, str | Mapping[str, Any]] = (),
-        unknown: Unknown = "deny",
-        name: str = "shell",
-    ) -> None:
-        self.name = name
-        self.arguments = argument_names(name, argument, "the command")
-        self.cwd = _folder(name, "cwd", os.getcwd() if cwd is None else cwd)
-        folders = (self.cwd, "/tmp") if writable is None else string_tuple(name, "writable", writable)
+    @takes(ShellOptions)
+    def __init__(self, options: ShellOptions) -> None:
+        self.name = name = options.name
+        self.arguments = argument_names(name, options.argument, "the command")
+        self.cwd = _folder(name, "cwd", os.getcwd() if options.cwd is None else options.cwd)
+        folders = (self.cwd, "/tmp") if options.writable is None else options.writable
         self.writable = tuple(_folder(name, "writable", folder, self.cwd) for folder in folders)
-        if unknown not in get_args(Unknown):
-            raise PolicyError(f"{name}: unknown is {unknown!r}", hint="write deny, escalate or allow")
-        self.unknown = unknown
-        self.box_only = unknown == "allow"  # only the kernel can hold an unknown program
-        self.commands = _commands(name, commands)
+        self.unknown = options.unknown
+        self.box_only = self.unknown == "allow"  # only the kernel can hold an unknown program
+        commands = options.commands
+        entries = dict(commands) if isinstance(commands, Mapping) else dict.fromkeys(commands, FREE)
+        if any("/" in command or " " in command for command in entries):
+            raise PolicyError(f"{name}: commands holds a path or a whole command", hint="write names such as mytool")
+        self.commands: Mapping[str, Any] = entries
         self._table = default_table().extended(self.commands) if self.commands else None
         self._judge_cached = lru_cache(CACHED_TEXTS)(self._judge_text)
 
@@ -308,8 +321,6 @@ class ShellPolicy(BoundedPolicy):
             return self.deny("shell-too-deep", reason, Severity.MEDIUM)
 
     def _judge_text(self, text: str) -> Decision:
-        from lgov_core.policies.shell.policy import ShellRun
-
         session = ShellRun(self._table or default_table(), self.cwd, self.writable, lenient=self.unknown != "deny")
         try:
             session.judge(text)
@@ -318,17 +329,6 @@ class ShellPolicy(BoundedPolicy):
         if session.unknown and self.unknown == "escalate":
             return self.escalate("shell-unknown", session.unknown[0], Severity.MEDIUM)
         return self.allow()
-
-
-def _commands(owner: str, commands: object) -> Mapping[str, Any]:
-    """Entries by name. Raises `PolicyError` for names that are paths or whole commands."""
-    if isinstance(commands, Mapping):
-        entries = dict(cast("Mapping[str, Any]", commands))
-    else:
-        entries = dict.fromkeys(string_tuple(owner, "commands", commands), FREE)
-    if any("/" in str(command) or " " in command or not command for command in entries):
-        raise PolicyError(f"{owner}: commands holds a path or a whole command", hint="write names such as mytool")
-    return entries
 
 
 def _text(value: object) -> str | None:
@@ -340,8 +340,8 @@ def _text(value: object) -> str | None:
     return None
 
 
-def _folder(owner: str, option: str, value: object, base: str = "/") -> str:
-    if not isinstance(value, str) or not value or "\0" in value or "$" in value:
+def _folder(owner: str, option: str, value: str, base: str = "/") -> str:
+    if "\0" in value or "$" in value:
         raise PolicyError(f"{owner}: {option} holds {value!r}, which is not a folder", hint="write an absolute path")
     if value == "~" or value.startswith("~/"):
         return posixpath.normpath(HOME + value[1:])

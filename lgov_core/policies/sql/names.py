@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 from lgov_core._util.words import suggest_name
 from lgov_core.errors import PolicyError
-from lgov_core.governor.options import one_of, positive_integer, string_tuple
 from lgov_core.policies.base import DataFile
-from lgov_core.policies.sql import names as sql_names
 from lgov_core.types import Severity
 
 #: Statements that only read, and those that guarded mode lets through after a closer look.
@@ -169,41 +167,6 @@ class SQLRules:
     columns: tuple[tuple[str, str], ...]
     functions: frozenset[str]
     max_rows: int | None
-
-
-def settings_of(
-    name: str,
-    mode: Mode,
-    deny: Sequence[str] | None,
-    tables: Sequence[str] | None,
-    columns: Sequence[str] | None,
-    functions: Sequence[str],
-    max_rows: int | None,
-) -> SQLRules:
-    """The options, checked. Raises `PolicyError` for one that has no meaning."""
-    one_of(name, "mode", mode, get_args(Mode))
-    denied = string_tuple(name, "deny", () if deny is None else deny)
-    denied_tables = tuple(item[6:].strip().lower() for item in denied if item.lower().startswith("table:"))
-    if not all(denied_tables):
-        raise PolicyError(f"{name}: deny has a table: without a name", hint="write table:NAME")
-    return SQLRules(
-        mode=mode,
-        denied_kinds=frozenset(
-            sql_names.known_kind(name, item) for item in denied if not item.lower().startswith("table:")
-        ),
-        denied_tables=denied_tables,
-        tables=None if tables is None else tuple(glob.lower() for glob in string_tuple(name, "tables", tables)),
-        columns=tuple(_column(name, glob.lower()) for glob in string_tuple(name, "columns", columns or ())),
-        functions=frozenset(function.lower() for function in string_tuple(name, "functions", functions)),
-        max_rows=None if max_rows is None else positive_integer(name, "max_rows", max_rows),
-    )
-
-
-def _column(name: str, glob: str) -> tuple[str, str]:
-    table, _, column = glob.strip().rpartition(".")
-    if not table or not column:
-        raise PolicyError(f"{name}: columns has {glob!r}", hint="write table.column")
-    return table, column
 
 
 _TRINO = frozenset({"trino", "presto", "athena"})

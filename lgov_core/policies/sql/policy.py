@@ -6,13 +6,14 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, Final, get_args
+from typing import TYPE_CHECKING, Final, get_args
 
 from lgov_core.errors import PolicyError
 from lgov_core.governor.options import argument_names, matches_any, one_of, string_tuple
 from lgov_core.policies.base import BoundedPolicy
+from lgov_core.policies.options import Count, Names, PolicyOptions, Text, Texts, takes
 from lgov_core.policies.sql import names as sql_names
-from lgov_core.policies.sql.names import SEVERITIES, Mode, is_dangerous, settings_of, words
+from lgov_core.policies.sql.names import SEVERITIES, Mode, SQLRules, is_dangerous, words
 from lgov_core.types import Action, Decision, Effect, Point, Severity
 
 if TYPE_CHECKING:
@@ -26,6 +27,46 @@ COMMON_DIALECTS: Final = ("sqlite", "postgres", "mysql", "tsql")
 SQL_ARGUMENTS: Final = ("query", "sql", "statement", "input")
 #: For ``dialect``: the action carries it, and one that does not is denied.
 FROM_TOOL: Final = "from_tool"
+
+
+class SQLOptions(PolicyOptions, frozen=True):
+    """The options of a `SQLPolicy`."""
+
+    needed_in_files = ("dialect",)
+
+    deny: Texts | None = None
+    dialect: Text | None = None
+    mode: Mode = "guarded"
+    argument: Names = SQL_ARGUMENTS
+    tools: Texts = ("*",)
+    tables: Texts | None = None
+    columns: Texts | None = ()
+    functions: Texts = ()
+    max_rows: Count | None = None
+    name: Text = "SQLPolicy"
+
+
+def _rules_of(options: SQLOptions) -> SQLRules:
+    """The rules that the options mean. Raises `PolicyError` for one that has no meaning."""
+    name, denied = options.name, options.deny or ()
+    denied_tables = tuple(item[6:].strip().lower() for item in denied if item.lower().startswith("table:"))
+    if not all(denied_tables):
+        raise PolicyError(f"{name}: deny has a table: without a name", hint="write table:NAME")
+    columns = [tuple(glob.lower().strip().rpartition(".")[::2]) for glob in options.columns or ()]
+    for glob, pair in zip(options.columns or (), columns, strict=True):
+        if not all(pair):
+            raise PolicyError(f"{name}: columns has {glob!r}", hint="write table.column")
+    return SQLRules(
+        mode=options.mode,
+        denied_kinds=frozenset(
+            sql_names.known_kind(name, item) for item in denied if not item.lower().startswith("table:")
+        ),
+        denied_tables=denied_tables,
+        tables=None if options.tables is None else tuple(glob.lower() for glob in options.tables),
+        columns=tuple((table, column) for table, column in columns),
+        functions=frozenset(function.lower() for function in options.functions),
+        max_rows=options.max_rows,
+    )
 
 
 class SQLPolicy(BoundedPolicy):
@@ -62,32 +103,19 @@ class SQLPolicy(BoundedPolicy):
     """
 
     permits = True
-    #: A policy file must give these, although Python need not.
-    required_in_files: ClassVar[tuple[str, ...]] = ("dialect",)
 
-    def __init__(
-        self,
-        deny: Sequence[str] | None = None,
-        *,
-        dialect: str | None = None,
-        mode: Mode = "guarded",
-        argument: str | Sequence[str] = SQL_ARGUMENTS,
-        tools: Sequence[str] = ("*",),
-        tables: Sequence[str] | None = None,
-        columns: Sequence[str] = (),
-        functions: Sequence[str] = (),
-        max_rows: int | None = None,
-        name: str = "SQLPolicy",
-    ) -> None:
-        self.name = name
+    @takes(SQLOptions)
+    def __init__(self, options: SQLOptions) -> None:
+        self.name = options.name
+        dialect = options.dialect
         self.dialect = dialect if dialect is None or dialect == FROM_TOOL else sql_names.known_dialect(dialect)
-        self._settings = settings_of(name, mode, deny, tables, columns, functions, max_rows)
-        if max_rows is not None and dialect is None:
+        self._settings = _rules_of(options)
+        if options.max_rows is not None and dialect is None:
             hint = f"write dialect= as well, or dialect={FROM_TOOL!r}"
-            raise PolicyError(f"{name}: max_rows needs a dialect", hint=hint)
-        self.mode: Mode = mode
-        self.arguments = argument_names(name, argument, "the SQL")
-        self.tools = string_tuple(name, "tools", tools)
+            raise PolicyError(f"{self.name}: max_rows needs a dialect", hint=hint)
+        self.mode: Mode = options.mode
+        self.arguments = argument_names(self.name, options.argument, "the SQL")
+        self.tools = tuple(options.tools)
         #: Whether the policy itself knows in which dialect to read.
         self._settled = dialect is not None and dialect != FROM_TOOL
         self._readers: dict[str, Reader] = {}

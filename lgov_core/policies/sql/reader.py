@@ -96,7 +96,13 @@ class TreeChecks:
             self._check_write(node)
             self._check_function(node)
         if self.dialect == "oracle" and self.settings.mode == "read_only":
-            self._check_packages(nodes)
+            # What looks like a column of no table may call a function, which needs no parentheses.
+            for qualifier, name in sql_tree.strange_columns(nodes):
+                if f"{qualifier}.{name}" not in self.settings.functions:
+                    reason = (
+                        f"{qualifier}.{name} is not of a table that is read here; use a column or a standard function."
+                    )
+                    raise Refusal("sql-function", reason)
         # A second net: each time the text names a denied table, the tree must show that something else is meant.
         mentioned = [name for name in statement.names if name in self._exactly_denied]
         identifiers = tree.find_all(exp.Identifier) if mentioned else ()
@@ -212,13 +218,6 @@ class TreeChecks:
         if method.upper() not in _SAMPLES or schema[0] not in ("", "pg_catalog"):
             raise Refusal("sql-function", f"{operator or method} is not known to be harmless; use a standard one.")
 
-    def _check_packages(self, nodes: list[exp.Expr]) -> None:
-        """Refuses what looks like a column of no table: in Oracle it may call a function, which needs no parentheses."""
-        for qualifier, name in sql_tree.strange_columns(nodes):
-            if f"{qualifier}.{name}" not in self.settings.functions:
-                reason = f"{qualifier}.{name} is not of a table that is read here; use a column or a standard function."
-                raise Refusal("sql-function", reason)
-
 
 def _is_method(call: exp.Expr, function: str) -> bool:
     """Returns whether a method of SQL Server's own types is called on a column."""
@@ -314,6 +313,12 @@ class Reader:
             return ReadText(gravest)
         return ReadText(text="; ".join(new or old.text for new, old in zip(instead, statements, strict=True)))
 
+    def _kind_of(self, word: str) -> str:
+        if word in TRANSACTION_WORDS:
+            return "TRANSACTION"
+        describes = word == "DESC" or (word == "EXISTS" and self.dialect == "clickhouse")
+        return "DESCRIBE" if describes else word
+
     def _check_statement(self, statement: Statement, *, explained: bool = False) -> str | None:
         """The text to run instead of a statement, or None. Raises `Refusal`."""
         first = statement.text[0] if statement.text[0] == "(" else statement.text.split(None, 1)[0]
@@ -351,12 +356,6 @@ class Reader:
         else:
             return self._check_parsed(statement, kind, explained)
         return None
-
-    def _kind_of(self, word: str) -> str:
-        if word in TRANSACTION_WORDS:
-            return "TRANSACTION"
-        describes = word == "DESC" or (word == "EXISTS" and self.dialect == "clickhouse")
-        return "DESCRIBE" if describes else word
 
     def _in_usual_words(self, statement: Statement, word: str) -> Statement | None:
         """The statement that DuckDB's shorthand, or ClickHouse's ALTER TABLE ... DELETE, stands for; None for anything else."""

@@ -30,7 +30,10 @@ def limited(tree: exp.Expr, text: str, tokens: Sequence[Token], rows: int, diale
         if len(tree.expressions) <= rows:
             return None
         raise NoLimit(f"Give at most {rows} rows of values.")
-    advice = f"At most {rows} rows may be read; limit the query with {_form(dialect, rows)}."
+    form = f"FETCH FIRST {rows} ROWS ONLY" if dialect in _FETCH else f"LIMIT {rows}"
+    if dialect in _TOP | _NO_LIMIT_CLAUSE:
+        form = f"TOP {rows}, written after SELECT"
+    advice = f"At most {rows} rows may be read; limit the query with {form}."
     if not isinstance(tree, exp.Query):
         return None
     if isinstance(tree, exp.Subquery) or tree.args.get("locks") or tree.args.get("settings"):
@@ -55,12 +58,6 @@ def same_but_for_the_limit(old: exp.Expr, new: exp.Expr, rows: int) -> bool:
     before.set("limit", None)
     after.set("limit", None)
     return before == after
-
-
-def _form(dialect: str, rows: int) -> str:
-    if dialect in _TOP | _NO_LIMIT_CLAUSE:
-        return f"TOP {rows}, written after SELECT"
-    return f"FETCH FIRST {rows} ROWS ONLY" if dialect in _FETCH else f"LIMIT {rows}"
 
 
 def row_count(tree: exp.Expr) -> int | None:

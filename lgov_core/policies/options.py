@@ -1,0 +1,127 @@
+"""The options of a kind of policy as one schema: its constructor, the ``with:`` of a policy file and the reference read it.
+
+    class LoopOptions(PolicyOptions, frozen=True):
+        max_repeats: Count = 3
+        name: Text = "LoopPolicy"
+
+    class LoopPolicy(BoundedPolicy):
+        @takes(LoopOptions)
+        def __init__(self, options: LoopOptions) -> None: ...
+
+    LoopPolicy(max_repeats=5, name="no loops")
+
+What is wrong with an option is a `PolicyError` that names it and says what to write, however the policy is made.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Concatenate, Optional, ParamSpec, TypeVar, cast
+
+import msgspec
+from msgspec import Meta
+
+from lgov_core._util.schema import Mistake, checked
+from lgov_core.errors import PolicyError
+
+Text = Annotated[str, Meta(min_length=1, description="text, in quotes")]
+Texts = Annotated[Sequence[Text], Meta(description="a list of strings")]
+#: One name or several.
+Names = Annotated[str | Sequence[str], Meta(description="a name, or a list of names")]
+Count = Annotated[int, Meta(ge=1, description="a whole number above 0")]
+#: Finite: no budget, period or wait is longer than this.
+Positive = Annotated[float, Meta(gt=0, le=1e15, description="a number above 0")]
+YesOrNo = Annotated[bool, Meta(description="true or false")]
+
+_P = ParamSpec("_P")
+_Options = TypeVar("_Options", bound="PolicyOptions")
+_Self = TypeVar("_Self")
+_NO_FILE = Annotated[None, Meta(description="a function")]
+_PATH: Any = Optional[Text]  # noqa: UP045 - a value, not an annotation
+
+
+class PolicyOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of the options of a kind of policy. Each has a ``name``."""
+
+    #: The options that name files and folders: relative ones in a policy file count from its folder.
+    paths: ClassVar[tuple[str, ...]] = ()
+    #: What Python may give for an option beside what a file may, which is nothing where the option is no path.
+    in_python: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType({})
+    #: Options that a file must give, although Python need not.
+    needed_in_files: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def types_in_files(cls) -> dict[str, Any]:
+        """The type of what a policy file may give, by option."""
+        types = {option.name: option.type for option in msgspec.structs.fields(cls) if option.name != "name"}
+        types.update(dict.fromkeys(set(cls.in_python).intersection(cls.paths), _PATH))
+        return {option: kind for option, kind in types.items() if option in cls.paths or option not in cls.in_python}
+
+    def checked(self) -> Any:
+        """These options with values of their types. Raises `PolicyError` for one that has no meaning."""
+        types = {**self.types_in_files(), "name": str}
+        values = msgspec.structs.asdict(self)
+        for option, value in values.items():
+            if isinstance(value, self.in_python.get(option, ())):
+                continue
+            kind = types.get(option, _NO_FILE)
+            try:
+                values[option] = checked(value, kind)
+            except Mistake as mistake:
+                path = mistake.path or _wrong_key(value, kind)
+                raise self._error(option, value, path, mistake.expected) from Mistake((option, *path), mistake.expected)
+        return type(self)(**values)
+
+    def _error(self, option: str, value: Any, path: tuple[str | int, ...], expected: str) -> PolicyError:
+        owner = str(msgspec.structs.asdict(self)["name"])
+        for step in path:
+            value = value[step]
+        where = ": ".join([option, *(str(step) for step in path if isinstance(step, str))])
+        return PolicyError(f"{owner}: {where} {'holds' if path else 'is'} {value!r:.200}", hint=f"write {expected}")
+
+
+def _wrong_key(value: Any, kind: Any) -> tuple[str, ...]:
+    """The way to the first entry of a mapping that is not of its ``kind``."""
+    for key, item in value.items() if isinstance(value, Mapping) else ():
+        try:
+            checked({key: item}, kind)
+        except Mistake:
+            return (key,)
+    return ()
+
+
+def takes(
+    kind: Callable[_P, _Options],
+) -> Callable[[Callable[[_Self, _Options], None]], Callable[Concatenate[_Self, _P], None]]:
+    """Makes an ``__init__`` that takes the options of ``kind`` out of one that takes them checked, as one value."""
+
+    def decorated(init: Callable[[_Self, _Options], None]) -> Callable[Concatenate[_Self, _P], None]:
+        @wraps(init)
+        def __init__(self: _Self, *args: _P.args, **options: _P.kwargs) -> None:
+            init(self, kind(*args, **options).checked())
+
+        signature = inspect.signature(kind)
+        itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        made: Any = __init__
+        made.__signature__ = signature.replace(parameters=[itself, *signature.parameters.values()])
+        made.options = kind
+        return cast("Callable[Concatenate[_Self, _P], None]", __init__)
+
+    return decorated
+
+
+def options_kind(factory: Any) -> type[PolicyOptions] | None:
+    """The options that ``factory`` takes; None for one that is not made with `takes`, as those of plugins may be."""
+    return getattr(getattr(factory, "__init__", None), "options", None)
+
+
+def folder_joined(folder: str | os.PathLike[str] | None, value: Any) -> Any:
+    """``value``, a path or a list of them, with ``folder`` before those that are relative."""
+    if isinstance(value, list | tuple):
+        return [folder_joined(folder, item) for item in cast("Sequence[Any]", value)]
+    relative = isinstance(value, str) and value and not value.startswith("~")
+    return os.path.join(folder, value) if folder is not None and relative else value
