@@ -225,7 +225,9 @@ def _different_tasks(world: World, chance: random.Random, split: str, count: int
 def _frozen(warm: Path, plan: Plan, seed: int) -> EmbeddedEngine:
     """The weights that a run begins with, under a name of their own; nobody publishes to it."""
     model = replace(load_model(str(warm), dtype="float32", tool_format="compact"), name=FROZEN)
-    return EmbeddedEngine(model, max_batch=plan.max_batch, max_new_tokens=plan.max_new_tokens, seed=seed, name=FROZEN)
+    engine = EmbeddedEngine(model, max_batch=plan.max_batch, max_new_tokens=plan.max_new_tokens, seed=seed)
+    engine.name = FROZEN
+    return engine
 
 
 def _calls(store: Any) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class PolicyGate:
 
 
 async def _judged(flow: Flow[T]) -> T:
-    """What the flow of a call returns. Raises `GateRefusal`, whatever goes wrong."""
+    """Returns what the flow of a call returns. Raises `GateRefusal`, whatever goes wrong."""
     try:
         return await arun_flow(flow)
     except GateRefusal:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -49,41 +50,48 @@ def make_tiny(cache: Path | None = None) -> Path:
     return folder
 
 
-def build_tiny(
-    corpus: Iterable[str],
-    *,
-    seed: int,
-    hidden: int = 128,
-    layers: int = 4,
-    heads: int = 4,
-    intermediate: int = 384,
-    max_positions: int = 512,
-    vocab_size: int = 512,
-    deviation: float | None = None,
-) -> LanguageModel:
+@dataclass(frozen=True, slots=True)
+class TinySizes:
+    """The sizes of a model that `build_tiny` makes, about a million weights by default. Impossible ones are a `ModelError`.
+
+    ``vocab_size`` is the most tokens there may be (at least 262: every byte and the control tokens), ``max_positions`` the
+    most of a conversation.
+    """
+
+    hidden: int = 128
+    layers: int = 4
+    heads: int = 4
+    intermediate: int = 384
+    max_positions: int = 512
+    vocab_size: int = 512
+
+    def __post_init__(self) -> None:
+        if self.hidden % self.heads or (self.hidden // self.heads) % 2:
+            raise ModelError(f"hidden size {self.hidden} does not divide into {self.heads} heads of even size")
+
+
+def build_tiny(corpus: Iterable[str], *, seed: int, deviation: float | None = None, **sizes: int) -> LanguageModel:
     """A Llama with random weights (fp32, cpu) and a byte-level BPE tokenizer trained on ``corpus``.
 
-    ``vocab_size`` is the most tokens there may be (at least 262: every byte and the control tokens). Digits are
-    tokens of their own, so that a number is copied digit by digit; every text survives encoding and decoding. The
-    same corpus and seed give the same model. ``deviation`` is that of all initial weights; by default it is chosen for each
-    layer, which needs fewer steps of training. torch's global random state is unchanged. Raises `ModelError` for
-    impossible sizes.
+    ``sizes`` are those of `TinySizes` by name. Digits are tokens of their own, so that a number is copied digit by digit;
+    every text survives encoding and decoding. The same corpus and seed give the same model. ``deviation`` is that of all
+    initial weights; by default it is chosen for each layer, which needs fewer steps of training. torch's global random state
+    is unchanged. Raises `ModelError` for impossible sizes, `TypeError` for one that there is not.
     """
-    if hidden % heads or (hidden // heads) % 2:
-        raise ModelError(f"hidden size {hidden} does not divide into {heads} heads of even size")
-    tokenizer = train_tokenizer(corpus, vocab_size=vocab_size, max_positions=max_positions)
+    size = TinySizes(**sizes)
+    tokenizer = train_tokenizer(corpus, vocab_size=size.vocab_size, max_positions=size.max_positions)
 
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        max_position_embeddings=max_positions,
+        hidden_size=size.hidden,
+        intermediate_size=size.intermediate,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.heads,
+        max_position_embeddings=size.max_positions,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=_END_ID,

@@ -138,7 +138,8 @@ async def test_a_decoding_failure_reaches_the_whole_batch() -> None:
             raise MemoryError
 
     handle = model.module.register_forward_pre_hook(give_up)
-    async with running_engine(model, max_wait_ms=50) as engine:
+    async with running_engine(model) as engine:
+        engine._worker.wait_s = 0.05
         results = await asyncio.gather(*(engine.chat(ask(str(n))) for n in range(4)), return_exceptions=True)
         failed = [result for result in results if isinstance(result, EndpointError)]
         assert failed

@@ -104,7 +104,8 @@ async def test_a_later_turn_reads_only_what_is_new() -> None:
 async def test_what_several_prompts_begin_with_is_read_once() -> None:
     model = tiny()
     reads = Reads(model)
-    engine = EmbeddedEngine(model, max_new_tokens=1, max_wait_ms=200, max_batch=6)
+    engine = EmbeddedEngine(model, max_new_tokens=1, max_batch=6)
+    engine._worker.wait_s = 0.2
     await engine.start()
     same = [LONG, {"role": "user", "content": "How much?"}]
     completions = await asyncio.gather(*(engine.chat(ChatRequest({}, "m", same, seed=n)) for n in range(6)))

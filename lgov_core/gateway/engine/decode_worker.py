@@ -53,11 +53,12 @@ class DecodeWorker:
     tokens of a job come from one version.
     """
 
-    def __init__(self, decoder: Decoder, *, max_batch: int, max_wait_s: float, threads: int | None) -> None:
+    def __init__(self, decoder: Decoder, *, max_batch: int, threads: int | None) -> None:
         self.versions: dict[str, int] = {"": 0}
         self._decoder = decoder
         self._max_batch = max_batch
-        self._max_wait_s = max_wait_s
+        #: Seconds that a call which finds nothing running waits for others.
+        self.wait_s = 0.003
         self._threads = threads
         self._changed = threading.Condition()
         self._waiting: deque[Job] = deque()
@@ -174,7 +175,7 @@ class DecodeWorker:
                     # Calls that arrive within this moment are answered in the same batch.
                     self._changed.wait_for(
                         lambda: self._closing or self._orders or len(self._waiting) >= self._max_batch,
-                        timeout=self._max_wait_s,
+                        timeout=self.wait_s,
                     )
             if self._closing:
                 return None, []

@@ -78,7 +78,7 @@ class EmbeddedEngine:
     log-probabilities stay those of the whole distribution, as with ``top_p``.
 
     One thread decodes up to ``max_batch`` calls together, which join and leave between two tokens; a call that finds
-    nothing running waits ``max_wait_ms`` for others. Keys and values are kept, up to ``keep_bytes``, for prompts with the
+    nothing running waits 3 ms for others. Keys and values are kept, up to ``keep_bytes``, for prompts with the
     same beginning. ``max_new_tokens`` bounds every reply. ``threads`` is the number of torch threads (None: one for a small
     model, else torch's choice); threads started later begin with the same number, so a trainer in a new thread sets its
     own. Requests without a seed draw theirs from ``seed`` and their order.
@@ -98,10 +98,8 @@ class EmbeddedEngine:
         *,
         max_batch: int = 64,
         max_new_tokens: int = 64,
-        max_wait_ms: float = 3.0,
         threads: int | None = None,
         seed: int = 0,
-        name: str = "embedded",
         policies: Sequence[str] = (),
         keep_bytes: int = _KEPT,
     ) -> None:
@@ -116,7 +114,7 @@ class EmbeddedEngine:
 
         if threads is None and model.module.num_parameters() < SMALL:
             threads = 1
-        self.name = name
+        self.name = "embedded"
         self._model = model
         self._max_new_tokens = max_new_tokens
         self._seed = seed
@@ -129,7 +127,7 @@ class EmbeddedEngine:
         self._grammars = Grammars(model)
         self._adapters = LoraAdapters(model.module) if policies else None
         self._decoder = Decoder(model, self._adapters, keep_bytes=keep_bytes)
-        self._worker = DecodeWorker(self._decoder, max_batch=max_batch, max_wait_s=max_wait_ms / 1e3, threads=threads)
+        self._worker = DecodeWorker(self._decoder, max_batch=max_batch, threads=threads)
         self._worker.versions.update(dict.fromkeys(policies, 0))
 
     @property

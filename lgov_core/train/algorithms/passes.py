@@ -1,4 +1,4 @@
-"""What an update prepares before its passes: the rows in use, their steps and tensors; and the critic that values their turns.
+"""The rows, steps and tensors that an update prepares before its passes, and the critic that values their turns.
 
 The critic of PPO is a small head on the policy's own hidden states.
 """

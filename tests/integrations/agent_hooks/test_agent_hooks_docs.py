@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from test_agent_hooks_conformance import APPLICABLE, RUNS, SKIPPED, VECTORS
+from test_hooks_conformance import APPLICABLE, RUNS, SKIPPED, VECTORS
 
 TEXT = (Path(__file__).parents[3] / "docs/how-to/agent-hooks.md").read_text(encoding="utf-8")
 
