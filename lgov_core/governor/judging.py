@@ -25,7 +25,7 @@ import pluggy
 
 from lgov_core.flow import Flow, Step, either, finished, wait
 from lgov_core.governor.conditions import ConditionError
-from lgov_core.governor.rules import Rule, RuleSet, hook_rule, own_rule
+from lgov_core.governor.rules import OrderedRules, Rule, hook_rule, own_rule
 from lgov_core.hookspecs import DECISION_HOOKS
 from lgov_core.plugins import PolicyPlugin
 from lgov_core.types import ALLOW, Action, Decision, Effect, Point, Policy, Severity
@@ -157,7 +157,7 @@ def _counting(rounds: Sequence[Answers], *, settled: bool) -> list[Decision]:
 
 
 def judge_set(
-    policies: RuleSet, action: Action, threads: Threads | None = None, trace: list[RuleVerdict] | None = None
+    policies: OrderedRules, action: Action, threads: Threads | None = None, trace: list[RuleVerdict] | None = None
 ) -> Flow[Decision]:
     """The combined decision of a set; never None, because a set has its default.
 

@@ -58,7 +58,7 @@ class Rule:
     #: The time limit of the policy's own, in seconds; None without one.
     timeout_s: float | None = field(init=False)
     #: The rules of a policy that is nothing but rules, as they are now; None for any other policy.
-    members: Callable[[], RuleSet] | None = field(init=False, default=None)
+    members: Callable[[], OrderedRules] | None = field(init=False, default=None)
     #: Whether the policy is called in the thread of the caller.
     in_place: bool = field(init=False)
     #: Whether a judgement may have to wait.
@@ -128,7 +128,7 @@ class _Hook:
 # ---------------------------------------------------------------------- sets
 
 
-class RuleSet:
+class OrderedRules:
     """Rules in the order in which they are asked, and the ``default`` for what none of them permits.
 
     In ``shadow`` mode everything is judged, and nothing is blocked or changed. Immutable.

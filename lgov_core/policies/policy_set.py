@@ -10,7 +10,7 @@ from lgov_core.errors import PolicyError
 from lgov_core.flow import run_flow
 from lgov_core.governor.judging import RuleVerdict, judge_set
 from lgov_core.governor.options import one_of
-from lgov_core.governor.rules import Default, Rule, RuleSet, by_rules, digest_of
+from lgov_core.governor.rules import Default, OrderedRules, Rule, by_rules, digest_of
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.types import Action, Decision, Effect, ObservingPolicy, Point, Policy, Severity, new_id
 
@@ -40,7 +40,7 @@ class ConstantPolicy(BoundedPolicy):
         return Decision(self.effect, self.name, self.effect.label, reason, severity)
 
 
-class PolicySet(RuleSet):
+class PolicySet(OrderedRules):
     """Judges with every rule that covers an action.
 
     A bare policy among ``rules`` is a `Rule` without further restriction. Rules are asked in order, those whose policy is
@@ -103,7 +103,7 @@ class PolicySet(RuleSet):
             self.rules, default=self.default, mode="shadow", name=self.name, version=self.version, digest=self.digest
         )
 
-    def in_force(self) -> RuleSet:
+    def in_force(self) -> OrderedRules:
         """Itself: an evaluator walks its rules (`by_rules`)."""
         return self
 
