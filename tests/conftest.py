@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import importlib.util
 import os
 import signal
 import tempfile
@@ -10,15 +11,17 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import hypothesis
 import pytest
 
 from lgov_core.policies.confinement import in_box
 from tests.slow import examples
 
-# A test that asks for no number has hypothesis' hundred examples.
-hypothesis.settings.register_profile("lgov", max_examples=examples(100))
-hypothesis.settings.load_profile("lgov")
+# A test that asks for no number has hypothesis' hundred examples. What verl is tested in is without hypothesis.
+if importlib.util.find_spec("hypothesis"):
+    from hypothesis import settings
+
+    settings.register_profile("lgov", max_examples=examples(100))
+    settings.load_profile("lgov")
 
 # A shell that starts the tests in the background makes them ignore SIGINT, and every process they start would inherit that.
 # With a handler of our own here, children begin with the default again.
