@@ -97,8 +97,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Finds the command and loads it."""
         name, command, rest = super().resolve_command(ctx, args)
-        if name != "run":  # there standard output is the program's
-            _write_anything()
+        if name != "run" and isinstance(sys.stdout, io.TextIOWrapper):  # with "run" it is the program's
+            sys.stdout.reconfigure(errors="backslashreplace")  # model text may hold what it cannot encode
         return name, self.load(name) if name in self._places else command, rest
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -136,12 +136,6 @@ class LazyGroup(click.Group):
 
 class _Usage(LgovError):
     code = "usage"
-
-
-def _write_anything() -> None:
-    """Makes standard output escape characters that it cannot encode, because model text may hold any."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _discard_output() -> None:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from lgov_core.gateway.access import KeyRing
     from lgov_core.gateway.protocol import Engine
     from lgov_core.gateway.server import EndpointServer
-    from lgov_core.views.web.app import MountedWindow
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
@@ -107,6 +106,7 @@ def _serving(settings: Settings, engine: Engine, keys: KeyRing | None) -> Genera
     """The running endpoint with its store and policy; all of them are closed at the end."""
     from lgov_core.gateway.limits import Limits
     from lgov_core.gateway.server import EndpointServer
+    from lgov_core.governance import DEFAULT_AUDIT, Governance
 
     with contextlib.ExitStack() as open_things:
         recorded = None
@@ -117,11 +117,11 @@ def _serving(settings: Settings, engine: Engine, keys: KeyRing | None) -> Genera
             open_things.callback(recorded.close)
         else:
             click.echo("note: no store is set, so nothing is recorded (--store)", err=True)
-        gate = None
+        gate = audit = None
         if settings.policy is not None:
             from lgov_core.gateway.policy_gate import open_gate
-            from lgov_core.governance import Governance
 
+            audit = settings.audit or DEFAULT_AUDIT
             gate = open_gate(Governance.from_settings(settings), store=recorded)
             open_things.callback(gate.close)
         server = EndpointServer(
@@ -133,7 +133,10 @@ def _serving(settings: Settings, engine: Engine, keys: KeyRing | None) -> Genera
             host=settings.host,
             port=settings.port,
         )
-        window = None if settings.store is None else _window(settings)
+        window = None
+        if settings.store is not None:
+            policies = () if settings.policy is None else (settings.policy,)
+            window = mounted_window(str(settings.store), audit=audit, policies=policies, hosts=(settings.host,))
         if window is not None:
             open_things.callback(window.close)
             server.app.mount(window.path, window.app(keys))
@@ -141,14 +144,6 @@ def _serving(settings: Settings, engine: Engine, keys: KeyRing | None) -> Genera
         if window is not None:
             window.started(server.url)
         yield server
-
-
-def _window(settings: Settings) -> MountedWindow | None:
-    from lgov_core.governance import DEFAULT_AUDIT
-
-    audit = None if settings.policy is None else settings.audit or DEFAULT_AUDIT
-    policies = () if settings.policy is None else (settings.policy,)
-    return mounted_window(str(settings.store), audit=audit, policies=policies, hosts=(settings.host,))
 
 
 def _write_address(

@@ -33,7 +33,7 @@ from lgov_core.commands.options import (
 from lgov_core.errors import TransitionError
 
 if TYPE_CHECKING:
-    from lgov_core.transitions import CreditRules, Records, Selection, Transition, TransitionSet
+    from lgov_core.transitions import CreditRules, Records, Selection, TransitionSet
     from lgov_core.transitions.calls import RecordedConversations
 
 #: Diagnostics of each kind that are written out beside their count.
@@ -356,10 +356,15 @@ def _cap(name: str, bound: str) -> float:
 
 def _write(records: Records, data: TransitionSet, output: _Output) -> list[str]:
     """Writes the rows, and returns lines that say how many records of a format there are, and what is not among them."""
-    if output.form is None:
-        rows, left_out = _rows(data.transitions, output.chains), {}
-    else:
+    left_out: Mapping[str, int] = {}
+    if output.form is not None:
         rows, left_out = FORMATS[output.form](records, data)
+    elif output.chains:
+        from lgov_core.transitions.tokens import make_chains
+
+        rows = [chain.as_row() for chain in make_chains(data.transitions)]
+    else:
+        rows = [turn.as_row() for turn in data.transitions]
     if output.out is not None:
         _write_file(output.out, output.form, data, rows)
     if output.as_json:
@@ -370,14 +375,6 @@ def _write(records: Records, data: TransitionSet, output: _Output) -> list[str]:
         return []
     reasons = [f"  left out, {reason}: {count}" for reason, count in sorted(left_out.items())]
     return [f"{counted(len(rows), 'record')} for {output.form}", *reasons]
-
-
-def _rows(turns: Sequence[Transition], chains: bool) -> list[dict[str, Any]]:
-    if not chains:
-        return [turn.as_row() for turn in turns]
-    from lgov_core.transitions.tokens import make_chains
-
-    return [chain.as_row() for chain in make_chains(turns)]
 
 
 def _write_file(out: Path, form: str | None, data: TransitionSet, rows: Sequence[dict[str, Any]]) -> None:

@@ -185,8 +185,11 @@ class FoldIndex:
         ends = self._attempts.setdefault(key, _Ends())
         self._attempts.move_to_end(key)
         before = None if repeats.base is None else ends.of.get(repeats.base)
-        if before is not None and _all_of(before, repeats):
-            self._remove(ends, before)
+        if before is not None:
+            name, text = _conversation(before.request)
+            all_tokens = repeats.prompt_shared * TOKEN == len(before.tokens)
+            if all_tokens and sum(repeats.request.get(name, ())) == len(text):
+                self._remove(ends, before)
         ends.add(call)
         self.size += call.size
         if len(ends.of) > _ENDS_OF_AN_ATTEMPT:
@@ -208,12 +211,6 @@ class FoldIndex:
     def _remove(self, ends: _Ends, end: Earlier) -> None:
         ends.remove(end)
         self.size -= end.size
-
-
-def _all_of(before: Earlier, repeats: Fold) -> bool:
-    """True where a call that repeats so much of ``before`` has all of its tokens and of its conversation."""
-    name, text = _conversation(before.request)
-    return repeats.prompt_shared * TOKEN == len(before.tokens) and sum(repeats.request.get(name, ())) == len(text)
 
 
 class Unfolding:

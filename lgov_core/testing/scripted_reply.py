@@ -247,20 +247,18 @@ class MessageWriter:
         yield _frame("message_start", message=begun)
         yield _frame("ping")
         for index, block in enumerate(self._blocks):
-            empty = {**block, "text": ""} if block["type"] == "text" else {**block, "input": {}}
+            if block["type"] == "text":
+                empty = {**block, "text": ""}
+                deltas = [{"type": "text_delta", "text": word} for word in words(block["text"])]
+            else:
+                empty, text = {**block, "input": {}}, json.dumps(block["input"])
+                deltas = [{"type": "input_json_delta", "partial_json": half} for half in halves(text)]
             yield _frame("content_block_start", index=index, content_block=empty)
-            for delta in _deltas(block):
+            for delta in deltas:
                 yield _frame("content_block_delta", index=index, delta=delta)
             yield _frame("content_block_stop", index=index)
         yield _frame("message_delta", delta=self._stop, usage={"output_tokens": self._written})
         yield _frame("message_stop")
-
-
-def _deltas(block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    if block["type"] == "text":
-        yield from ({"type": "text_delta", "text": word} for word in words(block["text"]))
-    else:
-        yield from ({"type": "input_json_delta", "partial_json": half} for half in halves(json.dumps(block["input"])))
 
 
 def _object(text: str) -> Any:

@@ -248,7 +248,12 @@ class _Sender:
             headers["content-encoding"] = "gzip"
         try:
             if self._connection is None:
-                self._connection = _connect(collector)
+                host, timeout_s = parts.hostname or "", collector.timeout_s
+                if parts.scheme == "https":
+                    context = ssl.create_default_context()
+                    self._connection = http.client.HTTPSConnection(host, parts.port, timeout=timeout_s, context=context)
+                else:
+                    self._connection = http.client.HTTPConnection(host, parts.port, timeout=timeout_s)
             path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
             self._connection.request("POST", path, packed, headers)
             reply = self._connection.getresponse()
@@ -270,15 +275,6 @@ _HINTS: Final = {
     413: "send smaller batches",
     415: "try the other protocol",
 }
-
-
-def _connect(collector: Collector) -> http.client.HTTPConnection:
-    parts = urlsplit(collector.url)
-    host = parts.hostname or ""
-    if parts.scheme == "https":
-        context = ssl.create_default_context()
-        return http.client.HTTPSConnection(host, parts.port, timeout=collector.timeout_s, context=context)
-    return http.client.HTTPConnection(host, parts.port, timeout=collector.timeout_s)
 
 
 def _waits(collector: Collector) -> Iterator[float]:

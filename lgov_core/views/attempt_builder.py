@@ -138,8 +138,14 @@ class _AttemptBuilder:
         self.of_response: dict[str, list[Reward]] = defaultdict(list)
         self.own: list[Reward] = []
         for reward in rewards:
-            if attempt_of(reward, attempts, calls) == number:
-                self._add_reward(reward)
+            if attempt_of(reward, attempts, calls) != number:
+                continue
+            if reward.tool_call_id is not None:
+                self.of_tool[reward.tool_call_id].append(reward)
+            elif reward.response_id is not None:
+                self.of_response[reward.response_id].append(reward)
+            else:
+                self.own.append(reward)
         self.decisions: dict[str | None, list[RecordedDecision]] = defaultdict(list)
         self.tools: dict[str, Span] = {}
         self.claims: dict[str, Span] = {}
@@ -167,14 +173,6 @@ class _AttemptBuilder:
         tool_call = span.attributes.get(semconv.TOOL_CALL_ID)
         if span.attributes.get(semconv.OPERATION) == semconv.EXECUTE_TOOL or semconv.TOOL_STATUS in span.attributes:
             self.claims.setdefault(str(tool_call or span.span_id), span)
-
-    def _add_reward(self, reward: Reward) -> None:
-        if reward.tool_call_id is not None:
-            self.of_tool[reward.tool_call_id].append(reward)
-        elif reward.response_id is not None:
-            self.of_response[reward.response_id].append(reward)
-        else:
-            self.own.append(reward)
 
     def _name(self, call_id: str) -> str:
         if (span := self.tools.get(call_id)) is not None:

@@ -69,21 +69,17 @@ def find_sources(place: str) -> list[Source]:
         return [Source(without_password(place).partition("?")[0].rpartition("/")[2] or "store", None, place)]
     path = Path(place).absolute()
     if path.is_file():
-        return [_of_file(path)]
+        if _kind(path) == _AUDIT:
+            return [Source(path.stem, None, None, path)]
+        if (path.parent / "metrics.jsonl").is_file():
+            return [_of_folder(path.parent, path.parent.name, path)]
+        return [Source(path.stem if path.stem != "store" else path.parent.name, None, str(path))]
     if not path.is_dir():
         raise StoreError(f"there is no file or folder {place}", hint="name a store, or the folder of a run")
     sources = sorted(_in_folder(path, path, _DEPTH), key=lambda source: source.source_id)
     if not sources:
         raise StoreError(f"there is no store and no run in {place}", hint=_NAME_ONE)
     return sources
-
-
-def _of_file(path: Path) -> Source:
-    if _kind(path) == _AUDIT:
-        return Source(path.stem, None, None, path)
-    if (path.parent / "metrics.jsonl").is_file():
-        return _of_folder(path.parent, path.parent.name, path)
-    return Source(path.stem if path.stem != "store" else path.parent.name, None, str(path))
 
 
 def _in_folder(folder: Path, top: Path, depth: int) -> Iterator[Source]:

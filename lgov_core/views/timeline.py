@@ -101,15 +101,14 @@ def _values(step: ModelStep, name: str) -> list[Any]:
         return [(message.role, message.text) for message in step.seen]
     if name == "wrote":
         return [(step.wrote, step.agent)]
-    return [_of_tool(tool, name) for tool in step.tools]
-
-
-def _of_tool(tool: ToolStep, name: str) -> Any:
     if name == "tools":
-        return tool.name, tool.arguments
+        return [(tool.name, tool.arguments) for tool in step.tools]
     if name == "decisions":
-        return [(decision.point, decision.effect, decision.policy, decision.rule) for decision in tool.decisions]
-    return tool.status, tool.result, tool.error
+        return [
+            [(decision.point, decision.effect, decision.policy, decision.rule) for decision in tool.decisions]
+            for tool in step.tools
+        ]
+    return [(tool.status, tool.result, tool.error) for tool in step.tools]
 
 
 #: Steps in one answer, at most.

@@ -57,7 +57,10 @@ def one_page(static: Path, data: str) -> str:
             "</", "<\\/"
         )
         (entry,) = _SCRIPT.findall(page)
-        script = _joined(static, entry)
+        modules: dict[str, str] = {}  # each in a function of its own, in the order in which they run
+        _add(static, entry, modules, ())
+        script = "const modules = {};\n" + "".join(modules.values())
+        script = script.replace("</", "<\\/").replace("<!--", "<\\!--")
         icons = {name: base64.b64encode((static / name).read_bytes()).decode() for name in _ICON.findall(page)}
     except (OSError, ValueError) as error:
         raise WindowError(f"the page is not installed whole: {error}", hint="install lgov again") from error
@@ -83,14 +86,6 @@ def _replaced(page: str, mark: str, text: str) -> str:
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _joined(static: Path, entry: str) -> str:
-    """All modules that ``entry`` needs as one script, each in a function of its own, in the order in which they run."""
-    parts: dict[str, str] = {}
-    _add(static, entry, parts, ())
-    script = "const modules = {};\n" + "".join(parts.values())
-    return script.replace("</", "<\\/").replace("<!--", "<\\!--")
 
 
 def _add(static: Path, name: str, parts: dict[str, str], above: tuple[str, ...]) -> None:
