@@ -101,17 +101,14 @@ def wrap_function_run(run: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(run)
     async def run_in_context(self: Any, args: Any, cancellation_token: Any) -> Any:
         function: Any = getattr(self, "_func", None)
-        if covered_call() is None or function is None or _is_asynchronous(function):
+        is_asynchronous = inspect.iscoroutinefunction(function) or hasattr(function, "_is_coroutine")
+        if covered_call() is None or function is None or is_asynchronous:
             return await run(self, args, cancellation_token)
         copied = copy.copy(self)  # the tool itself may be running for other callers at the same time
         copied._func = functools.partial(contextvars.copy_context().run, function)
         return await run(copied, args, cancellation_token)
 
     return run_in_context
-
-
-def _is_asynchronous(function: Any) -> bool:
-    return inspect.iscoroutinefunction(function) or hasattr(function, "_is_coroutine")
 
 
 def carry_context(tool: Any) -> None:

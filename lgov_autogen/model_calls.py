@@ -84,8 +84,10 @@ def _observed(owner: Any, request: Any) -> Any:
         exchange = _CURRENT.get()
         if exchange is None:
             return await request(cast_to, options, **kwargs)
-        if (scope := current_scope()) is not None:
-            options = _with_headers(options, endpoint_headers(str(owner.base_url), scope, exchange.agent))
+        scope = current_scope()
+        if scope is not None and (headers := endpoint_headers(str(owner.base_url), scope, exchange.agent)):
+            before = options.headers if isinstance(options.headers, Mapping) else {}
+            options = options.model_copy(update={"headers": {**before, **headers}})
         answer = await request(cast_to, options, **kwargs)
         if kwargs.get("stream") and hasattr(answer, "__anext__"):
             return _ObservedStream(answer, exchange)
@@ -94,15 +96,6 @@ def _observed(owner: Any, request: Any) -> Any:
 
     observed_request._lgov_observed = True  # type: ignore[attr-defined]
     return observed_request
-
-
-def _with_headers(options: Any, headers: Mapping[str, str]) -> Any:
-    if not headers:
-        return options
-    headers_before: Any = options.headers
-    return options.model_copy(
-        update={"headers": {**(headers_before if isinstance(headers_before, Mapping) else {}), **headers}}
-    )
 
 
 class _ObservedStream:

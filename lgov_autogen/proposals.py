@@ -44,11 +44,6 @@ def is_offered_handoff(tool: object) -> bool:
     return has_handoffs(run.owner) and covered_call() is run.inside
 
 
-def _tool_name(tool: Any) -> str:
-    """The name of an offered tool, which may be a tool or its schema."""
-    return str(tool["name"] if isinstance(tool, Mapping) else tool.name)
-
-
 @dataclass(frozen=True, slots=True)
 class _PendingCall:
     """A permitted call that the agent runs unobserved; its span and outcome wait for the result in a later prompt."""
@@ -77,7 +72,8 @@ class ProposedCalls:
 
         ``options`` are the keyword arguments of ``create``. Raises `PolicyDenied` where a decision says abort.
         """
-        offered = {_tool_name(tool): tool for tool in options.get("tools") or ()}
+        tools = options.get("tools") or ()  # each a tool or its schema
+        offered = {str(tool["name"] if isinstance(tool, Mapping) else tool.name): tool for tool in tools}
         passed: list[FunctionCall | None] = []
         denials: list[tuple[FunctionExecutionResult, Decision]] = []
         for call in proposed:

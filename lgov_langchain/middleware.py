@@ -84,7 +84,9 @@ class LgovMiddleware(GovernedToolCalls, _ModelCallMiddleware):
         responses: list[ModelResponse[Any]] = []
 
         def send(sent: SentCall) -> Flow[ModelReply]:
-            to_send = self._attributed(_with_messages(request, sent.messages))
+            to_send = _with_messages(request, sent.messages)
+            if self._endpoint_headers:
+                to_send = to_send.override(model_settings=attributed(to_send.model, to_send.model_settings or {}))
             responses.append((yield from sent.send(partial(handler, to_send))))
             return _reply(responses[0])
 
@@ -92,11 +94,6 @@ class LgovMiddleware(GovernedToolCalls, _ModelCallMiddleware):
         prompt = ModelPrompt(request.model, _messages(request), settings, request, agent_above(self.governor))
         result = yield from govern_model_call(self.governor, prompt, send)
         return _response(result, responses[0] if responses else None)
-
-    def _attributed(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
-        if not self._endpoint_headers:
-            return request
-        return request.override(model_settings=attributed(request.model, request.model_settings or {}))
 
 
 class InstrumentedLgovMiddleware(LgovMiddleware):

@@ -279,7 +279,11 @@ def wrap_generate(generate: Callable[..., Any]) -> Callable[..., Any]:
         if len(flows) == 1:
             return (yield from flows[0])
         results = yield from wait(either(lambda: list(map(run_flow, flows)), lambda: _together(flows)))
-        return _combined(self, results)
+        return LLMResult(
+            generations=[generations for result in results for generations in result.generations],
+            llm_output=combine_llm_outputs(self, [result.llm_output for result in results]),
+            run=[run for result in results for run in result.run or ()] or None,
+        )
 
     return flow_method(generate, steps)
 
@@ -339,15 +343,11 @@ def _generate_flow(
 
     def send(sent: SentCall) -> Flow[ModelReply]:
         results.append((yield from sent.send(partial(generate, sent.messages))))
-        return _reply(results[0])
+        replies = [getattr(generation, "message", None) for generation in (results[0].generations or [[]])[0]]
+        return ModelReply.of(*(message for message in replies if isinstance(message, AIMessage)))
 
     result = yield from govern_model_call(governor, prompt, send)
     return _llm_result(result, results[0] if results else None)
-
-
-def _reply(result: LLMResult) -> ModelReply:
-    replies = [getattr(generation, "message", None) for generation in (result.generations or [[]])[0]]
-    return ModelReply.of(*(message for message in replies if isinstance(message, AIMessage)))
 
 
 def _llm_result(result: Result, returned: LLMResult | None) -> LLMResult:
@@ -360,14 +360,6 @@ def _llm_result(result: Result, returned: LLMResult | None) -> LLMResult:
         return returned
     generations: list[Any] = [ChatGeneration(message=new, generation_info=old.generation_info) for old, new in pairs]
     return LLMResult(generations=[generations], llm_output=returned.llm_output, run=returned.run)
-
-
-def _combined(model: BaseChatModel, results: Sequence[LLMResult]) -> LLMResult:
-    return LLMResult(
-        generations=[generations for result in results for generations in result.generations],
-        llm_output=combine_llm_outputs(model, [result.llm_output for result in results]),
-        run=[run for result in results for run in result.run or ()] or None,
-    )
 
 
 # ---------------------------------------------------------------------- streams
@@ -403,7 +395,9 @@ def _stream_flow(
         for chunk in withheld:
             yield Emit(chunk)
     else:
-        yield Emit(_as_chunk(result, after_text=has_emitted))
+        message = result.message or AIMessage("")
+        content = f"\n{message.text}" if has_emitted else message.content
+        yield Emit(AIMessageChunk(content=content, id=message.id, tool_calls=message.tool_calls, chunk_position="last"))
 
 
 def _is_withheld(governor: Governor, chunk: Any) -> bool:
@@ -425,9 +419,3 @@ def _whole(chunks: Sequence[Any]) -> ModelReply:
     message: Any = first if not others else first + others
     whole: Any = message_chunk_to_message(message) if isinstance(message, AIMessageChunk) else message
     return ModelReply.of(whole)
-
-
-def _as_chunk(result: Result, *, after_text: bool) -> AIMessageChunk:
-    message = result.message or AIMessage("")
-    content = f"\n{message.text}" if after_text else message.content
-    return AIMessageChunk(content=content, id=message.id, tool_calls=message.tool_calls, chunk_position="last")

@@ -136,17 +136,11 @@ def _model_arguments(tool: BaseTool, tool_input: Mapping[str, Any]) -> dict[str,
     if not hidden or isinstance(tool.args_schema, Mapping):
         return dict(tool_input)
     schema: Any = tool.get_input_schema()
-    names = {*schema.model_fields, *_parameters(tool)}
-    return {key: value for key, value in tool_input.items() if key in offered or key not in names}
-
-
-def _parameters(tool: BaseTool) -> set[str]:
     function = getattr(tool, "func", None) or getattr(tool, "coroutine", None) or tool_function(tool)
-    return {
-        name
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-    }
+    parameters = inspect.signature(function).parameters.items()
+    catch_all = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    names = {*schema.model_fields, *(name for name, parameter in parameters if parameter.kind not in catch_all)}
+    return {key: value for key, value in tool_input.items() if key in offered or key not in names}
 
 
 #: How the installed LangGraph begins its answer to a call whose arguments do not fit.

@@ -337,12 +337,9 @@ def result_text(result: Any) -> str:
     """A tool's return value as the model will read it."""
     if isinstance(result, str):
         return result
-    return text_of(result) if _has_text(result) else str(result)
-
-
-def _has_text(result: Any) -> bool:
     first = result[0] if isinstance(result, (list, tuple)) and result else result
-    return isinstance(first, Mapping) or hasattr(first, "model_dump")
+    has_text = isinstance(first, Mapping) or hasattr(first, "model_dump")
+    return text_of(result) if has_text else str(result)
 
 
 #: The types of the events with which the SDK has a stream fail.
@@ -360,7 +357,9 @@ def response_of(events: Sequence[Any]) -> ModelResponse | None:
     output: list[Any] = response.output or [
         event.item for event in events if isinstance(event, ResponseOutputItemDoneEvent)
     ]
-    return ModelResponse(output=output, usage=_usage(response.usage), response_id=response.id)
+    used = response.usage
+    usage = Usage() if used is None else Usage(requests=1, **{name: getattr(used, name) for name in _USAGE})
+    return ModelResponse(output=output, usage=usage, response_id=response.id)
 
 
 def failure_in(events: Sequence[Any]) -> list[Any]:
@@ -376,10 +375,6 @@ def failure_in(events: Sequence[Any]) -> list[Any]:
 
 #: The fields that the two classes for usage share.
 _USAGE = ("input_tokens", "output_tokens", "total_tokens", "input_tokens_details", "output_tokens_details")
-
-
-def _usage(used: ResponseUsage | None) -> Usage:
-    return Usage() if used is None else Usage(requests=1, **{name: getattr(used, name) for name in _USAGE})
 
 
 def is_text(event: Any) -> bool:

@@ -223,8 +223,11 @@ def wrap_run_method(
                 yield _Call(bound.args, bound.kwargs, run)
             except BaseException as error:
                 run.end(error)
-                if (abort := _abort_in(error)) is not None:
-                    raise abort from None
+                cause = error.__cause__
+                while cause is not None and not isinstance(cause, PolicyDenied):
+                    cause = cause.__cause__
+                if cause is not None:  # an abort that the SDK has wrapped into an error of its own
+                    raise cause from None
                 raise
 
     def steps(cls: type, *args: Any, **kwargs: Any) -> Flow[Any]:
@@ -266,11 +269,3 @@ def _is_opened(governor: Governor) -> bool:
         return False
     run.not_started = False
     return True
-
-
-def _abort_in(error: BaseException) -> PolicyDenied | None:
-    """The abort that the SDK has wrapped into an error of its own."""
-    cause = error.__cause__
-    while cause is not None and not isinstance(cause, PolicyDenied):
-        cause = cause.__cause__
-    return cause

@@ -13,7 +13,7 @@ import copy
 import inspect
 import shlex
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -145,7 +145,13 @@ def governed_shell(tool: Any, inner: Any, acting: Callable[[], Governor | None])
             return await awaited(inner(request))
         commands = request.data.action.commands
         results = [await govern_act(governor, _command(tool, inner, request, command)) for command in commands]
-        return results[0] if len(results) == 1 else _joined(results)
+        if len(results) == 1:
+            return results[0]
+        outputs: list[Any] = []
+        for result in results:
+            outputs += result.output if isinstance(result, ShellResult) else [ShellCommandOutput(stdout=str(result))]
+        limits = (result.max_output_length for result in results if isinstance(result, ShellResult))
+        return ShellResult(output=outputs, max_output_length=next(limits, None))
 
     return call
 
@@ -171,15 +177,6 @@ def _command(tool: Any, inner: Any, request: Any, command: str) -> Act:
     return Act(
         tool.name, "shell", {"command": command, **limits}, call_id, context, run, read_output, denied, rewritten
     )
-
-
-def _joined(results: Sequence[Any]) -> ShellResult:
-    """The results of several commands as that of one call."""
-    outputs: list[Any] = []
-    for result in results:
-        outputs += result.output if isinstance(result, ShellResult) else [ShellCommandOutput(stdout=str(result))]
-    limits = (result.max_output_length for result in results if isinstance(result, ShellResult))
-    return ShellResult(output=outputs, max_output_length=next(limits, None))
 
 
 def local_shell_act(tool: Any, inner: Any, request: Any) -> Act:

@@ -77,7 +77,8 @@ class MessageDecisionCache:
         What was denied or rewritten is replaced by `instead_of` in this and every later request.
         """
         for text in texts:
-            key, is_result = _key(text.text, _role(text)), text.result_of is not None
+            is_result = text.result_of is not None
+            key = _key(text.text, "tool" if is_result else "user")
             allowed = key in self._allowed if text.once else text.prefix is not None and text.prefix in self._prefixes
             if allowed or (not text.new and self._knows(key, text.answer)):
                 continue
@@ -85,20 +86,17 @@ class MessageDecisionCache:
             if not decision.blocks:
                 if text.prefix is not None:
                     self._prefixes.put(text.prefix, True)
-                self._let_through(key, decision.text)
+                self._allowed.put(key, "")
+                if decision.text is None:
+                    self._rewritten.pop(key)
+                else:
+                    self._rewritten.put(key, decision.text)
             elif decision.abort or decision.fault or (text.new and not is_result):
                 self._denied.put(key, decision.denial_message())
                 return decision
             else:  # a result, or from a transcript that lgov did not see grow: the denial replaces it
                 self._rewritten.put(key, decision.denial_message(after=is_result))
         return None
-
-    def _let_through(self, key: bytes, instead: str | None) -> None:
-        self._allowed.put(key, "")
-        if instead is not None:
-            self._rewritten.put(key, instead)
-        else:
-            self._rewritten.pop(key)
 
     def _knows(self, key: bytes, answer: str | None) -> bool:
         """Returns whether the text was judged here."""
@@ -127,10 +125,6 @@ class MessageDecisionCache:
                 if role == "user":
                     unanswered.append((position, text))
         return instead
-
-
-def _role(text: UserText) -> str:
-    return "user" if text.result_of is None else "tool"
 
 
 def _key(text: str, role: str = "user") -> bytes:

@@ -119,7 +119,10 @@ class ModelCall:
         if decision.blocks or decision.arguments is None:
             return decision
         try:
-            take(_message_list(decision.arguments.get("messages")))
+            messages: Any = decision.arguments.get("messages")
+            if not isinstance(messages, list | tuple) or not all(isinstance(message, Mapping) for message in messages):
+                raise ValueError("they are not a list of mappings")
+            take(messages)
             if take_fields is not None and "fields" in action.arguments:
                 take_fields(decision.arguments.get("fields"))
         except Exception:  # noqa: BLE001 - whatever it is, the messages are not sent
@@ -163,6 +166,9 @@ class ModelCall:
     def answered(self, reading: ModelReading) -> None:
         """Ends the span with the reply."""
         usage = reading.usage or {}
+        message: dict[str, Any] = {"role": "assistant", "content": reading.text}
+        if reading.tool_calls:
+            message["tool_calls"] = [dict(call) for call in reading.tool_calls]
         content = self.governor.capture_content
         self.span.set(
             {
@@ -171,7 +177,7 @@ class ModelCall:
                 semconv.FINISH_REASONS: [reading.finish_reason] if reading.finish_reason else None,
                 semconv.INPUT_TOKENS: usage.get("input_tokens"),
                 semconv.OUTPUT_TOKENS: usage.get("output_tokens"),
-                semconv.OUTPUT_MESSAGES: readable_json([_reply_mapping(reading)]) if content else None,
+                semconv.OUTPUT_MESSAGES: readable_json([message]) if content else None,
             }
         )
         self.span.end()
@@ -236,19 +242,6 @@ def reply_limit(*limits: Any) -> dict[str, int]:
     """The limit on the reply's tokens, as an argument of `ModelCall.request`: the first of ``limits`` that is one."""
     limit = next((value for value in limits if type(value) is int and value > 0), None)
     return {} if limit is None else {"max_output_tokens": limit}
-
-
-def _reply_mapping(reading: ModelReading) -> dict[str, Any]:
-    mapping: dict[str, Any] = {"role": "assistant", "content": reading.text}
-    if reading.tool_calls:
-        mapping["tool_calls"] = [dict(call) for call in reading.tool_calls]
-    return mapping
-
-
-def _message_list(value: Any) -> Sequence[Mapping[str, Any]]:
-    if not isinstance(value, list | tuple) or not all(isinstance(each, Mapping) for each in value):
-        raise ValueError("they are not a list of mappings")
-    return value
 
 
 def was_refused(error: BaseException) -> bool:
