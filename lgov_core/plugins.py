@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterable, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import Any
 
 import pluggy
@@ -48,7 +48,18 @@ def make_plugin_manager(
             raise PluginError(f"built-in adapter {name} could not be imported: {error}") from error
     if third_party:
         for point in entry_points(group=ENTRY_POINT_GROUP):
-            _register(manager, _load(point), f"{point.name} ({point.value})")
+            name = f"{point.name} ({point.value})"
+            try:
+                plugin = point.load()
+            except (
+                Exception,
+                SystemExit,
+            ) as error:  # one that ends the process would end it with the status of a success
+                raise PluginError(
+                    f"plugin {name} could not be loaded: {type(error).__name__}: {error}",
+                    hint="repair or uninstall it; lgov does not start without a plugin that may judge",
+                ) from error
+            _register(manager, plugin, name)
     for plugin in plugins:
         register(manager, plugin)
     check_hooks(manager)
@@ -104,16 +115,6 @@ class PolicyPlugin:
         observe = getattr(self.policy, "observe", None)
         if callable(observe):
             observe(event)
-
-
-def _load(point: EntryPoint) -> Any:
-    try:
-        return point.load()
-    except (Exception, SystemExit) as error:  # one that ends the process would end it with the status of a success
-        raise PluginError(
-            f"plugin {point.name} ({point.value}) could not be loaded: {type(error).__name__}: {error}",
-            hint="repair or uninstall it; lgov does not start without a plugin that may judge",
-        ) from error
 
 
 def check_hooks(manager: pluggy.PluginManager) -> None:

@@ -98,13 +98,15 @@ class AirPlugin:
         event = _event_of(outcome)
         if event is None:
             return []
-        action = outcome.action
-        covering = self.rules.covering(event, action.name, action.agent)
-        if covering:
+        action, base = outcome.action, self.rules.base
+        claims: list[_Claim] = []
+        if covering := self.rules.covering(event, action.name, action.agent):
             facts = _facts_of(outcome)
             claims = [_claim(rule, facts) for rule in covering]
-        else:
-            claims = self._by_base(event, outcome)
+        elif base is not None:
+            value = {"tool_success": base.tool_success, "tool_failure": base.tool_error, "denied": base.denied}[event]
+            call = _call_of({"tool_name": action.name, "arguments": action.arguments})
+            claims = [_Claim(f"air:{outcome.status}", value, base.shaped, call)]
         claims = [claim for claim in claims if claim.value != 0.0]
         if not claims:
             return []
@@ -125,8 +127,11 @@ class AirPlugin:
             return []
         response_id = attributes.get(semconv.RESPONSE_ID)
         agent: Any = attributes.get(semconv.AGENT_NAME)
-        if isinstance(response_id, str):
-            self._remember(span, agent, response_id)
+        if isinstance(response_id, str) and span.rollout_id is not None:
+            key = (span.rollout_id, span.attempt)
+            with self._lock:
+                if key in self._accounts or len(self._accounts) < MOST_OPEN_ATTEMPTS:
+                    self._accounts.setdefault(key, _Account()).last[agent] = response_id
         model = str(attributes.get(semconv.REQUEST_MODEL) or attributes.get(semconv.RESPONSE_MODEL) or "")
         covering = self.rules.covering("model_call", model, agent)
         if not covering or semconv.ERROR_TYPE in attributes:
@@ -173,22 +178,6 @@ class AirPlugin:
                 response_id, tool_call_id = account.paid_at[agent] if last is None else (last, None)
                 rewards.append(Reward(-paid, "air", None, None, response_id, tool_call_id, "air:end"))
         return rewards
-
-    def _remember(self, span: Span, agent: str | None, response_id: str) -> None:
-        if span.rollout_id is None:
-            return
-        key = (span.rollout_id, span.attempt)
-        with self._lock:
-            if key in self._accounts or len(self._accounts) < MOST_OPEN_ATTEMPTS:
-                self._accounts.setdefault(key, _Account()).last[agent] = response_id
-
-    def _by_base(self, event: Event, outcome: ToolOutcome) -> list[_Claim]:
-        base = self.rules.base
-        if base is None:
-            return []
-        value = {"tool_success": base.tool_success, "tool_failure": base.tool_error, "denied": base.denied}[event]
-        facts = {"tool_name": outcome.action.name, "arguments": outcome.action.arguments}
-        return [_Claim(f"air:{outcome.status}", value, base.shaped, _call_of(facts))]
 
     def _booked(
         self,

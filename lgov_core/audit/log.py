@@ -165,7 +165,9 @@ class AuditLog(EntryWriter):
         self._begin_chain()
         if self._heads is not None:
             self._sign(opening=True)
-            self._close_at_exit()
+            # What is unsigned when the interpreter ends without `close` is signed then; that keeps no log alive.
+            close = weakref.WeakMethod(self.close)
+            self._at_exit = atexit.register(lambda: None if (alive := close()) is None else alive())
         keep_quiet_across_fork(self)
 
     def _begin_chain(self) -> None:
@@ -187,7 +189,10 @@ class AuditLog(EntryWriter):
             )
         try:
             entry_id = self._chain.next_id(prefix)
-            row = self._row(entry_id, fields, arguments, content)
+            stamp = {"format": 2, "time_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
+            with recordable(str(fields.get("name") or fields["kind"])):
+                present = {name: value for name, value in fields.items() if value is not None}
+                row = self._chain.next_row(entry_id, self._versions() | present | stamp, arguments, content)
             self._write(row)
             self._chain.append(row)
             self._unsigned += 1
@@ -202,14 +207,6 @@ class AuditLog(EntryWriter):
             raise describe(AUDIT_RECORD, self.path, error) from error
         finally:
             self._lock.release()
-
-    def _row(
-        self, entry_id: str, fields: Mapping[str, Any], arguments: Payload | None, content: Payload | None
-    ) -> EntryRow:
-        stamp = {"format": 2, "time_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
-        with recordable(str(fields.get("name") or fields["kind"])):
-            present = {name: value for name, value in fields.items() if value is not None}
-            return self._chain.next_row(entry_id, self._versions() | present | stamp, arguments, content)
 
     def _versions(self) -> dict[str, str]:
         digest = self.policy_digest if isinstance(self.policy_digest, str) else self.policy_digest() or ""
@@ -351,11 +348,6 @@ class AuditLog(EntryWriter):
             atexit.unregister(self._at_exit)
         if self.signing_error is not None:
             raise self.signing_error
-
-    def _close_at_exit(self) -> None:
-        """Signs what is unsigned when the interpreter ends without `close`, and keeps no log alive for that."""
-        close = weakref.WeakMethod(self.close)
-        self._at_exit = atexit.register(lambda: None if (alive := close()) is None else alive())
 
     def __enter__(self) -> AuditLog:
         return self

@@ -82,17 +82,13 @@ def _cases(path: Path, lines: list[str]) -> Iterator[PolicyCase]:
         if case_id in seen:
             raise PolicyError(f"{where}: the id {case_id!r} is in line {seen[case_id]} too", hint="rename one")
         seen[case_id] = number
-        sequence = _sequence(fields, where)
+        sequence = fields.get("sequence")
+        if not isinstance(sequence, str | None) or sequence == "":
+            raise PolicyError(f"{where}: sequence is {sequence!r}, which is not text", hint="put it in quotes")
+        sequence = sequence or fields.get("session_id") or fields.get("rollout_id")
         if fields.get("rollout_id") is None:
             fields["rollout_id"] = sequence or f"case-{number}"
         yield PolicyCase(case_id, action_of(fields, where, known=_CASE_KEYS), expected == "deny", number, sequence)
-
-
-def _sequence(fields: Mapping[str, Any], where: str) -> str | None:
-    sequence = fields.get("sequence")
-    if not isinstance(sequence, str | None) or sequence == "":
-        raise PolicyError(f"{where}: sequence is {sequence!r}, which is not text", hint="put it in quotes")
-    return sequence or fields.get("session_id") or fields.get("rollout_id")
 
 
 def parse_object(text: str, where: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import glob
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -58,7 +58,8 @@ class ToolActs:
         """How often each text was given as ``argument``, by itself or in a list; None where something else was given."""
         counts: Counter[str] = Counter()
         for action, count in zip(self.actions, self.counts, strict=True):
-            for text in _texts(action.arguments, argument):
+            value = action.arguments.get(argument, ())
+            for text in value if isinstance(value, list | tuple) else (value,):
                 if not isinstance(text, str):
                     return None
                 counts[text] += count
@@ -67,11 +68,6 @@ class ToolActs:
     def always_has(self, argument: str) -> bool:
         """Returns whether every call gave ``argument``."""
         return all(argument in action.arguments for action in self.actions)
-
-
-def _texts(arguments: Mapping[str, Any], name: str) -> Iterator[Any]:
-    value = arguments.get(name, ())
-    yield from value if isinstance(value, list | tuple) else (value,)
 
 
 def is_needed(act: RecordedAction) -> bool:

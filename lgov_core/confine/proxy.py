@@ -218,7 +218,10 @@ class Proxy:
         client.settimeout(HEAD_TIMEOUT_S)
         try:
             head, rest = _read_head(client)
-            verb, target, version = _request_line(head)
+            words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+            if len(words) != 3 or not words[2].startswith("HTTP/1."):
+                raise NotConnected(400, "the request line cannot be read")
+            verb, target, version = words
             try:
                 parts, host, port = _destination(verb, target)
             except ValueError as error:
@@ -281,13 +284,6 @@ def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
         data += piece
     head, _, rest = data.partition(b"\r\n\r\n")
     return head, rest
-
-
-def _request_line(head: bytes) -> tuple[str, str, str]:
-    parts = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
-    if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
-        raise NotConnected(400, "the request line cannot be read")
-    return parts[0], parts[1], parts[2]
 
 
 def _destination(verb: str, target: str) -> tuple[SplitResult, str, int]:

@@ -136,7 +136,9 @@ def _comparison(node: Mapping[Any, Any], location: _Place) -> _Test:
     for key in node:
         if key not in keys:
             what = "comparison" if "field" in node else "key"
-            hint = _hint(str(key).lower(), (*keys, *_COMBINERS))
+            name = str(key).lower()
+            meant = next((operator for operator, others in _OTHER_NAMES.items() if name in others.split()), None)
+            hint = f"did you mean {meant}?" if meant else suggest_name(name, (*keys, *_COMBINERS))
             raise ConditionProblem((*location, key), f"there is no {what} {key!r}", hint=hint)
     if "field" not in node:
         raise ConditionProblem(location, "a comparison does not say of which field", hint="write field: arguments.NAME")
@@ -161,11 +163,6 @@ def _comparison(node: Mapping[Any, Any], location: _Place) -> _Test:
         return all(reading(value) for reading in readings)
 
     return test
-
-
-def _hint(key: str, keys: Sequence[str]) -> str:
-    meant = next((name for name, others in _OTHER_NAMES.items() if key in others.split()), None)
-    return f"did you mean {meant}?" if meant else suggest_name(key, keys)
 
 
 MAX_EXPRESSION: Final = 10_000

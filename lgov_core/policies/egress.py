@@ -107,7 +107,12 @@ class PlainURL:
 
 def read_url(text: str) -> PlainURL:
     """Where ``text`` leads. Raises `Unclear` when programs could disagree about it."""
-    _characters(text)
+    if not text or len(text) > MAX_URL:
+        raise Unclear("url-unclear", f"Give a URL of at most {MAX_URL} characters.")
+    if any(unicodedata.category(letter) in _UNSEEN for letter in text):
+        raise Unclear("url-unclear", "The URL holds spaces, control or invisible characters; encode or drop them.")
+    if "\\" in text:
+        raise Unclear("url-unclear", "A backslash in a URL is read differently by different programs.")
     match = _URL.fullmatch(text)
     if match is None:
         raise Unclear("url-unclear", "Write the whole URL, with scheme and host: https://host/path.")
@@ -145,15 +150,6 @@ def ascii_host(host: str) -> str:
     if _NUMBER.fullmatch(labels[-1]):
         raise Unclear("url-address", "Write an IP address in its usual form (four decimal numbers), or a host name.")
     return lowered
-
-
-def _characters(text: str) -> None:
-    if not text or len(text) > MAX_URL:
-        raise Unclear("url-unclear", f"Give a URL of at most {MAX_URL} characters.")
-    if any(unicodedata.category(letter) in _UNSEEN for letter in text):
-        raise Unclear("url-unclear", "The URL holds spaces, control or invisible characters; encode or drop them.")
-    if "\\" in text:
-        raise Unclear("url-unclear", "A backslash in a URL is read differently by different programs.")
 
 
 def _host_and_port(authority: str) -> tuple[str, str | None]:

@@ -328,7 +328,9 @@ class Ledger(SharedDatabase):
                 "INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?)",
                 (self.owner, operation, key, amount.nano_usd, amount.tokens, amount.calls),
             )
-            self._spend_oldest(connection)
+            if self.path is None and connection.execute("SELECT count(*) FROM reservations").fetchone()[0] > MAX_OPEN:
+                oldest = "SELECT operation FROM reservations ORDER BY rowid LIMIT 1"
+                self._close(connection, connection.execute(oldest).fetchone()[0], None)  # which spends it
             return None
 
     def settle(self, key: str, operation: str, actual: Amount | None, now: float) -> None:
@@ -395,12 +397,6 @@ class Ledger(SharedDatabase):
         connection.execute("DELETE FROM ended WHERE key = ?", oldest)
         connection.execute("INSERT INTO dropped VALUES (?)", oldest)
         return None
-
-    def _spend_oldest(self, connection: sqlite3.Connection) -> None:
-        """Spends the oldest reservation in memory when there are too many."""
-        if self.path is None and connection.execute("SELECT count(*) FROM reservations").fetchone()[0] > MAX_OPEN:
-            (operation,) = connection.execute("SELECT operation FROM reservations ORDER BY rowid LIMIT 1").fetchone()
-            self._close(connection, operation, None)
 
     def _balance(self, connection: sqlite3.Connection, key: str, now: float) -> Balance:
         connection.execute(

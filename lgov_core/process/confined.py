@@ -56,9 +56,13 @@ def enter_box(
             hint="run it in a Linux container or virtual machine",
         )
     from lgov_core.confine.layers import make_private_folder
-    from lgov_core.policies.confinement import preset_rules
+    from lgov_core.policies.confinement import preset_rules, read_confinement
 
-    options, confined = _settled(options)
+    governance = replace(options.governance, audit=options.governance.audit.absolute())
+    options = replace(options, governance=governance)
+    confined = None if governance.policy is None else read_confinement(governance.policy)
+    for file in (governance.audit, *(Path(store) for store in _stores(confined) if store)):
+        make_folder(file.parent)  # what is to be hidden must be there
     rules = preset_rules(preset or "workspace", Path.cwd()) if confined is None else confined.with_preset(preset)
     private = make_private_folder()
     try:
@@ -72,16 +76,6 @@ def enter_box(
         return _run_outside(*placed, options, confined)
     finally:
         private.remove()
-
-
-def _settled(options: RunOptions) -> tuple[RunOptions, ConfinedPolicy | None]:
-    from lgov_core.policies.confinement import read_confinement
-
-    governance = replace(options.governance, audit=options.governance.audit.absolute())
-    confined = None if governance.policy is None else read_confinement(governance.policy)
-    for file in (governance.audit, *(Path(store) for store in _stores(confined) if store)):
-        make_folder(file.parent)  # what is to be hidden must be there
-    return replace(options, governance=governance), confined
 
 
 def _stores(confined: ConfinedPolicy | None) -> dict[str, list[Mapping[str, Any]]]:

@@ -205,7 +205,10 @@ def execute(invocation: Invocation) -> int:
         else:
             _run_script(invocation)
     except SystemExit as end:
-        return _status(end.code)
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        sys.stderr.write(f"{end.code}\n")
+        return 1
     except BaseException as error:  # noqa: BLE001 - the program's own, reported as Python would report it
         error.__traceback__ = _from_program(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
@@ -267,15 +270,6 @@ def _run_code(code: CodeType, **names: Any) -> None:
 def _put_on_path(entry: str) -> None:
     if not sys.flags.safe_path:
         sys.path[0:1] = [entry]
-
-
-def _status(code: object) -> int:
-    if code is None:
-        return 0
-    if isinstance(code, int):
-        return code
-    sys.stderr.write(f"{code}\n")
-    return 1
 
 
 def _from_program(trace: TracebackType | None) -> TracebackType | None:

@@ -112,21 +112,17 @@ class ClosingReport:
             lines.append(f"{framework}: cannot block at {', '.join(points)}")
         lines += blocked_lines(self.blocked, self.audit)
         lines += [f"{counted(count, 'failure')} in {what}" for what, count in sorted(self.failures.items())]
-        lines += self._gap_lines()
-        lines += self._child_lines()
-        lines += self.problems
-        lines.append(f"audit record: {self.audit}")
-        if self.store is not None:
-            lines.append(f"trace store: {self.store}, rollout {self.rollout_id}")
-        return lines
-
-    def _gap_lines(self) -> list[str]:
-        lines = [
+        lines += [
             f"near a known gap: {Path(near.file).name}:{near.line} calls {near.call}(): {near.framework}: {near.why}"
             for near in self.near_gaps[:MAX_PLACES]
         ]
         if len(self.near_gaps) > MAX_PLACES:
             lines.append(f"near a known gap: {len(self.near_gaps) - MAX_PLACES} further places")
+        lines += self._child_lines()
+        lines += self.problems
+        lines.append(f"audit record: {self.audit}")
+        if self.store is not None:
+            lines.append(f"trace store: {self.store}, rollout {self.rollout_id}")
         return lines
 
     def _child_lines(self) -> list[str]:

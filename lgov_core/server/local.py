@@ -73,8 +73,13 @@ class LocalRollouts:
                     running += 1
                 assignment, report = ended.get()
                 running -= 1
-                self._end(assignment, report, result or {})
                 rollout, attempt = by_id[assignment.rollout_id], assignment.attempt
+                if report.spans:
+                    self.store.add_spans(report.spans)
+                self.store.finish_attempt(
+                    rollout.rollout_id, attempt, report.outcome, error=report.error, rewards=report.rewards,
+                    result={**report.result, "counts": dict(report.counts), **(result or {})},
+                )  # fmt: skip
                 if report.outcome.trainable or attempt >= self._plan.max_attempts:
                     yield rollout, report, attempt
                 else:
@@ -89,14 +94,6 @@ class LocalRollouts:
         address = self._url + model_path(self._keys, rollout.rollout_id, attempt, timeout_s)
         return Assignment(
             rollout.rollout_id, attempt, rollout.task_id, payload["mode"], payload["task"], address, self._model, timeout_s
-        )  # fmt: skip
-
-    def _end(self, assignment: Assignment, report: Report, result: Mapping[str, Any]) -> None:
-        if report.spans:
-            self.store.add_spans(report.spans)
-        self.store.finish_attempt(
-            assignment.rollout_id, assignment.attempt, report.outcome, error=report.error, rewards=report.rewards,
-            result={**report.result, "counts": dict(report.counts), **result},
         )  # fmt: skip
 
 
