@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 
 from lgov_core.policies.confinement import in_box
-from tests.slow import examples
 
-# A test that asks for no number has hypothesis' hundred examples. What verl is tested in is without hypothesis.
+# For tests that ask for no number (`tests.slow.examples` is for those that do). What verl is tested in has no hypothesis.
 if importlib.util.find_spec("hypothesis"):
     from hypothesis import settings
 
-    settings.register_profile("lgov", max_examples=examples(100))
+    settings.register_profile("lgov", max_examples=100 if os.environ.get("LGOV_TEST_SLOW") else 50)
     settings.load_profile("lgov")
 
 # A shell that starts the tests in the background makes them ignore SIGINT, and every process they start would inherit that.
