@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import wraps
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
@@ -50,6 +51,25 @@ def limit_option(rows: str) -> Callable[[_Function], _Function]:
     """``--limit``: how many ``rows`` to show, 50 unless it says otherwise; 0 is all of them."""
     text = f"{rows} to show; 0 shows all."
     return click.option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help=text)
+
+
+def option_group(
+    name: str, kind: Callable[..., Any], *options: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``options`` in the order of the help; the command gets their values as one ``name``, made by ``kind``."""
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def with_group(**values: Any) -> Any:
+            group = kind(**{parameter: values.pop(parameter) for parameter in signature(kind).parameters})
+            return function(**{name: group}, **values)
+
+        decorated: Callable[..., Any] = with_group
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return add
 
 
 base_model_option = click.option("--model", help="Base model, if the checkpoint does not name it or it has moved.")
@@ -134,22 +154,6 @@ def single(where: Where, field: str) -> str | None:
 ENTRY_FIELDS: Final = {"rollout": "ID", "session": "ID", "tool": "GLOB", "agent": "GLOB", "text": "TEXT"}
 
 
-def entries_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``--where``, ``--since`` and ``--before``; the command gets them as one ``selection`` of an audit record's entries."""
-
-    @wraps(function)
-    def with_selection(*, where: Where, since: float | None, before: float | None, **options: Any) -> Any:
-        return function(selection=selection_of(where, since, before), **options)
-
-    for option in (
-        moment_option("--before", "Only entries written before"),
-        moment_option("--since", "Only entries written since"),
-        where_option(ENTRY_FIELDS, note="text is looked for in arguments, texts, names and reasons"),
-    ):
-        with_selection = option(with_selection)
-    return with_selection
-
-
 def selection_of(where: Where, since: float | None, before: float | None) -> EntrySelection:
     """The entries of an audit record that the options choose."""
     from lgov_core.audit.entry import EntrySelection
@@ -164,6 +168,16 @@ def selection_of(where: Where, since: float | None, before: float | None) -> Ent
         since=since,
         before=before,
     )
+
+
+#: Which entries of an audit record a command is about, as one ``selection``.
+entries_option = option_group(
+    "selection",
+    selection_of,
+    where_option(ENTRY_FIELDS, note="text is looked for in arguments, texts, names and reasons"),
+    moment_option("--since", "Only entries written since"),
+    moment_option("--before", "Only entries written before"),
+)
 
 
 def set_option(meaning: str) -> Callable[[_Function], _Function]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from lgov_core.commands.options import (
     command,
     engine_option,
     key_secret_option,
+    option_group,
     resume_option,
     set_option,
     show_admin_key_option,
@@ -53,27 +53,6 @@ class _Server:
     show_admin_key: bool
 
 
-def _server_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of `_Server`; the command gets them as one ``server``."""
-
-    @wraps(function)
-    def with_server(**options: Any) -> Any:
-        server = _Server(**{name: options.pop(name) for name in _Server.__dataclass_fields__})
-        return function(server=server, **options)
-
-    for option in (
-        show_admin_key_option,
-        key_secret_option,
-        click.option("--gpus", type=click.IntRange(0), help="With --serve: number of GPUs; 0 trains on the CPU."),
-        click.option(
-            "--serve", is_flag=False, flag_value=_ADDRESS, metavar="[HOST:PORT]", callback=_address,
-            help=f"Wait for clients (lgov_core.Client), which run the agents. [default address: {_ADDRESS}]",
-        ),
-    ):  # fmt: skip
-        with_server = option(with_server)
-    return with_server
-
-
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
 @click.argument("config", required=False, type=FILE)
 @click.option("--agent", help="Agent function: module:function or file.py:function.")
@@ -90,7 +69,17 @@ def _server_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--folder", type=FOLDER, help="Output folder of the run.")
 @resume_option
 @click.option("--profile", is_flag=True, help="Show a table of where the time went.")
-@_server_options
+@option_group(
+    "server",
+    _Server,
+    click.option(
+        "--serve", is_flag=False, flag_value=_ADDRESS, metavar="[HOST:PORT]", callback=_address,
+        help=f"Wait for clients (lgov_core.Client), which run the agents. [default address: {_ADDRESS}]",
+    ),
+    click.option("--gpus", type=click.IntRange(0), help="With --serve: number of GPUs; 0 trains on the CPU."),
+    key_secret_option,
+    show_admin_key_option,
+)  # fmt: skip
 @click.pass_context
 def train(
     ctx: click.Context,

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import partial
 from itertools import combinations
 from math import isfinite
 from operator import itemgetter
@@ -26,6 +26,7 @@ from lgov_core.commands.options import (
     is_store,
     limit_option,
     opened_store,
+    option_group,
     pair,
     single,
     where_option,
@@ -191,63 +192,26 @@ def _reward_option(flag: str, what: str) -> Callable[[Callable[..., Any]], Calla
     return click.option(flag, multiple=True, metavar="[DIMENSION=]NUMBER", callback=_bounds, help=text)
 
 
-def _choice_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of `_Choice`; the command gets them as one ``choice``."""
-
-    @wraps(function)
-    def with_choice(**options: Any) -> Any:
-        choice = _Choice(**{name: options.pop(name) for name in _Choice.__dataclass_fields__})
-        return function(choice=choice, **options)
-
-    function_with_options: Callable[..., Any] = with_choice
-    for option in (
-        _reward_option("--max-reward", "at most"),
-        _reward_option("--min-reward", "at least"),
-        click.option(
-            "--split", type=click.Choice(["train", "held-out", "all"]), default="train", show_default=True,
-            help="Rollouts to take: those to train on, those of mode test, val or eval (marked in the rows), or all.",
-        ),
-        click.option(
-            "--include-infrastructure", is_flag=True,
-            help="Keep attempts that ended by infrastructure failure or timeout.",
-        ),
-        where_option(
-            _FIELDS, other="and NAME=GLOB of an attribute of the call's span or its nearest ancestor that has it"
-        ),
-    ):  # fmt: skip
-        function_with_options = option(function_with_options)
-    return function_with_options
-
-
-def _output_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of `_Output`; the command gets them as one ``output``."""
-
-    @wraps(function)
-    def with_output(**options: Any) -> Any:
-        output = _Output(**{name: options.pop(name) for name in _Output.__dataclass_fields__})
-        return function(output=output, **options)
-
-    function_with_options: Callable[..., Any] = with_output
-    for option in (
-        click.option("--diagnostics", type=FILE, help="Write all diagnostics to this file, as JSON."),
-        click.option("--out", type=FILE, help="Also write to a .jsonl or .parquet file."),
-        limit_option("Rows"),
-        click.option(
-            "--format", "form", type=click.Choice(list(FORMATS)),
-            help="Write records for verl, TRL, fine-tuning, preferences or prompt tuning instead of transitions.",
-        ),
-        click.option("--chains", is_flag=True, help="Merge turns whose tokens extend one another into chains."),
-    ):  # fmt: skip
-        function_with_options = option(function_with_options)
-    return function_with_options
-
-
 # ---------------------------------------------------------------------- the command
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, more="with --strict 1 also for any diagnostic")
 @click.argument("source", metavar="STORE|RUN|SPANS.jsonl")
-@_choice_options
+@option_group(
+    "choice",
+    _Choice,
+    where_option(_FIELDS, other="and NAME=GLOB of an attribute of the call's span or its nearest ancestor that has it"),
+    click.option(
+        "--include-infrastructure", is_flag=True,
+        help="Keep attempts that ended by infrastructure failure or timeout.",
+    ),
+    click.option(
+        "--split", type=click.Choice(["train", "held-out", "all"]), default="train", show_default=True,
+        help="Rollouts to take: those to train on, those of mode test, val or eval (marked in the rows), or all.",
+    ),
+    _reward_option("--min-reward", "at least"),
+    _reward_option("--max-reward", "at most"),
+)  # fmt: skip
 @click.option(
     "--credit", metavar="NAME", default="return_to_go", show_default=True,
     help="Credit scheme: identical, return_to_go, step, gigpo, flow_grpo or one from a plugin; none assigns no credit.",
@@ -259,7 +223,18 @@ def _output_options(function: Callable[..., Any]) -> Callable[..., Any]:
     "--cap", "caps", multiple=True, metavar="DIMENSION=NUMBER",
     help="Bound the absolute sum of a rollout's rewards of one dimension (DIMENSION=NUMBER); repeatable.",
 )  # fmt: skip
-@_output_options
+@option_group(
+    "output",
+    _Output,
+    click.option("--chains", is_flag=True, help="Merge turns whose tokens extend one another into chains."),
+    click.option(
+        "--format", "form", type=click.Choice(list(FORMATS)),
+        help="Write records for verl, TRL, fine-tuning, preferences or prompt tuning instead of transitions.",
+    ),
+    limit_option("Rows"),
+    click.option("--out", type=FILE, help="Also write to a .jsonl or .parquet file."),
+    click.option("--diagnostics", type=FILE, help="Write all diagnostics to this file, as JSON."),
+)  # fmt: skip
 @click.option("--strict", is_flag=True, help="Exit with status 1 when there is any diagnostic.")
 def transitions(
     source: str,
