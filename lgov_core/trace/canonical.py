@@ -149,10 +149,8 @@ def message_of(raw: Any) -> dict[str, Any] | None:
         return None
     inner = raw.get("message")
     fields: Mapping[str, Any] = inner if isinstance(inner, Mapping) else raw
-    message: dict[str, Any] = {}
-    for name in ("role", "content", "name", "tool_call_id"):
-        if fields.get(name) is not None:
-            message[name] = fields[name]
+    names = ("role", "content", "name", "tool_call_id")
+    message = {name: fields[name] for name in names if fields.get(name) is not None}
     for result in _sequence(raw.get("function")):  # AutoGen's results of tools, as OpenInference writes them
         held = from_json(result)
         if isinstance(held, Mapping) and "content" in held:

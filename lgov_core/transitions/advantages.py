@@ -247,12 +247,11 @@ def _returns(rollout: Sequence[Transition], rules: CreditRules) -> list[float]:
 
 def _scales(rollout: Sequence[Transition], rules: CreditRules) -> dict[str, float]:
     """By what each bounded channel is scaled so that its absolute sum over the rollout stays within its bound."""
-    scales: dict[str, float] = {}
-    for name, bound in rules.bounds.items():
-        total = sum(abs(transition.rewards.get(name, 0.0)) for transition in rollout)
-        if total > bound:
-            scales[name] = bound / total
-    return scales
+    return {
+        name: bound / total
+        for name, bound in rules.bounds.items()
+        if (total := sum(abs(transition.rewards.get(name, 0.0)) for transition in rollout)) > bound
+    }
 
 
 def _rewards(

@@ -194,11 +194,12 @@ class VerlRow:
 
 def verl_rows(data: TransitionSet) -> list[VerlRow]:
     """One row per transition. Raises `TransitionError` for transitions without credit or log-probabilities."""
-    rows: list[VerlRow] = []
-    for task, rollouts in data.groups().items():
-        for session, turns in enumerate(rollouts):
-            rows += [_row(task, session, number, turn) for number, turn in enumerate(turns)]
-    return rows
+    return [
+        _row(task, session, number, turn)
+        for task, rollouts in data.groups().items()
+        for session, turns in enumerate(rollouts)
+        for number, turn in enumerate(turns)
+    ]
 
 
 def verl_tensors(rows: Sequence[VerlRow]) -> dict[str, torch.Tensor]:

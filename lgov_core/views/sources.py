@@ -89,7 +89,7 @@ def _in_folder(folder: Path, top: Path, depth: int) -> Iterator[Source]:
         name = folder.relative_to(top).as_posix()
         yield _of_folder(folder, top.name if name == "." else name, stores[0] if stores else None)
         for path in stores[1:]:
-            yield Source((path.relative_to(top).with_suffix("")).as_posix(), None, str(path))
+            yield Source(path.relative_to(top).with_suffix("").as_posix(), None, str(path))
         return
     if depth > 0:
         try:

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -39,7 +40,7 @@ _PANELS: Final = (
     ("Groups", "groups", ("groups", "groups_informative", "groups_alike", "groups_replaced")),
     ("Left out", "", ("lost_rollouts", "lost_attempts", "dropped_spans", "unassigned_rewards", "dropped/*")),
 )
-_ENDS: Final = {"/mean": "values", "/low": "low", "/high": "high"}
+_COLUMNS: Final = {"/mean": "values", "/low": "low", "/high": "high"}
 
 
 def run_figures(folder: Path | None, after: int) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def run_figures(folder: Path | None, after: int) -> dict[str, Any]:
         "panels": [
             {"title": title, "unit": unit, "series": names}
             for title, unit, patterns in _PANELS
-            if (names := _chosen(patterns, sorted(series)))
+            if (names := [name for pattern in patterns for name in series if fnmatchcase(name, pattern)])
         ],
         "phases": _phases(lines),
         "settings": _settings(folder),
@@ -92,30 +93,15 @@ def _series(train: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     series: dict[str, dict[str, Any]] = {}
     for number, line in enumerate(train):
         for full, value in flat(line):
-            stem, end = _split(full)
-            if stem == "step" or (end and full.endswith("/count")):
+            end = next((end for end in (*_COLUMNS, "/count") if full.endswith(end)), "")
+            stem, column = full.removesuffix(end), _COLUMNS.get(end, "values")  # a number by itself is a value
+            if stem == "step" or end == "/count":
                 continue
-            column = series.setdefault(stem, {"values": [None] * len(train), "low": None, "high": None})
-            if column[end or "values"] is None:
-                column[end or "values"] = [None] * len(train)
-            column[end or "values"][number] = value
+            columns = series.setdefault(stem, {"values": [None] * len(train), "low": None, "high": None})
+            if columns[column] is None:
+                columns[column] = [None] * len(train)
+            columns[column][number] = value
     return {name: series[name] for name in sorted(series)}
-
-
-def _split(name: str) -> tuple[str, str]:
-    """A series and which of its columns a number is; a number by itself is a value."""
-    for end, column in (*_ENDS.items(), ("/count", "count")):
-        if name.endswith(end):
-            return name.removesuffix(end), column
-    return name, ""
-
-
-def _chosen(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
-    chosen: list[str] = []
-    for pattern in patterns:
-        stem = pattern.removesuffix("*")
-        chosen += [name for name in names if name == pattern or (stem != pattern and name.startswith(stem))]
-    return chosen
 
 
 def _phases(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
