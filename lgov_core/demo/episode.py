@@ -91,7 +91,13 @@ class Oracle:
             finally:
                 self._own.depth -= 1
             database = arguments[0] if arguments else options.get("database")
-            self._attend(connection, _place(database))
+            path = _place(database)
+            with self._lock:
+                is_watching, is_watched = bool(self._events), path in self._events
+            if is_watched:
+                connection.set_authorizer(self._watch(path))
+            elif is_watching:
+                connection.set_authorizer(self._watch_attached)
             return connection
 
         sqlite3.connect = dbapi2.connect = watched
@@ -117,14 +123,6 @@ class Oracle:
     def _on_audit_event(self, event: str, arguments: tuple[object, ...]) -> None:
         if event == "sqlite3.connect" and not getattr(self._own, "depth", 0):
             self._note(_place(arguments[0]), "unwatched connection to", "main")
-
-    def _attend(self, connection: sqlite3.Connection, path: str) -> None:
-        with self._lock:
-            watching, watched = bool(self._events), path in self._events
-        if watched:
-            connection.set_authorizer(self._watch(path))
-        elif watching:
-            connection.set_authorizer(self._watch_attached)
 
     def _watch(self, path: str) -> Callable[..., int]:
         def authorizer(action: int, first: str | None, second: str | None, *rest: str | None) -> int:

@@ -145,9 +145,12 @@ def _train(spec: RunSpec, template: Path, display: Display) -> None:
     chosen = replace(algorithm("grpo"), credit=spec.credit, update=plan.update)
     with serving(_settings(spec), spec.folder, resume=spec.resume, algorithm=chosen) as server:
         client = Client(server.url, quiet=display.quiet, exit_on_interrupt=False, first_hand=server.first_hand_key)
-        client.upload_data(
-            _training_tasks(spec, template), _tasks(f"held-out/{spec.seed}", "held_out", plan.evaluations, template)
-        )
+        training = [  # each question is asked in one update
+            task
+            for update in range(max(1, plan.iterations))
+            for task in _tasks(f"{spec.seed}/{update}", "train", plan.tasks, template)
+        ]
+        client.upload_data(training, _tasks(f"held-out/{spec.seed}", "held_out", plan.evaluations, template))
         try:
             client.train(
                 pay_desk,
@@ -180,12 +183,6 @@ def _settings(spec: RunSpec) -> TrainSettings:
         ("runtime", "policy"): spec.policy,
     }
     return load_train_settings(flags=flags, environ={})
-
-
-def _training_tasks(spec: RunSpec, template: Path) -> list[dict[str, Any]]:
-    """The questions of all updates, each asked in one of them."""
-    updates = range(max(1, spec.plan.iterations))
-    return [task for update in updates for task in _tasks(f"{spec.seed}/{update}", "train", spec.plan.tasks, template)]
 
 
 def _tasks(name: str, split: Split, count: int, template: Path) -> list[dict[str, Any]]:

@@ -89,10 +89,8 @@ class ApiRoutes:
             for engine in self._engines:
                 if name in engine.models:
                     return engine
-        raise EndpointError(f"there is no model {model!r}", status=404, hint=f"there are: {', '.join(self._models())}")
-
-    def _models(self) -> list[str]:
-        return [name for engine in self._engines for name in engine.models if name != ANY_MODEL]
+        models = [name for engine in self._engines for name in engine.models if name != ANY_MODEL]
+        raise EndpointError(f"there is no model {model!r}", status=404, hint=f"there are: {', '.join(models)}")
 
     def _who(self, request: Request, *, allow_unattributed: bool) -> Attribution:
         grant = grant_of(request.scope)

@@ -258,7 +258,13 @@ class StreamedReply:
                 await asyncio.gather(pump, return_exceptions=True)
                 await self._record_cancelled(queue)
             elif isinstance(last, Exception):
-                await self._fail(as_lgov_error(last, self._call.engine.name), scope, receive, send)
+                error = as_lgov_error(last, self._call.engine.name)
+                response = self._error_response(error)
+                if self._started:
+                    failed = self._writer.failed(error, getattr(error, "status", 500))
+                    await self._send(send, failed, more=False)
+                else:
+                    await response(scope, receive, send)
         finally:
             pump.cancel()
             watch.cancel()
@@ -348,13 +354,6 @@ class StreamedReply:
             headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": more})
-
-    async def _fail(self, error: LgovError, scope: Any, receive: _Receive, send: _Send) -> None:
-        response = self._error_response(error)
-        if not self._started:
-            await response(scope, receive, send)
-            return
-        await self._send(send, self._writer.failed(error, getattr(error, "status", 500)), more=False)
 
 
 class DenialSink:

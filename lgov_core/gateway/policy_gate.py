@@ -271,15 +271,11 @@ class EndpointCall(ModelPort[GateReply, "list[GateReply]"]):
         ]
         yield
 
-    def _decided_flow(self, action: Action) -> Flow[Decision]:
-        """The decision. Raises `GateRefusal` for one that says abort, or a judgement that failed."""
-        decision = yield from self.governor.decision_flow(action)
-        if decision.blocks and (decision.fault or decision.abort):
-            raise _refusal(decision)
-        return decision
-
     def _reasoning_flow(self, call: ModelCall, reply: GateReply) -> Flow[str]:
-        """The reasoning beside the text, judged as a reply of its own: empty if a policy denies or would change it."""
+        """The reasoning beside the text, judged as a reply of its own: empty if a policy denies or would change it.
+
+        Raises `GateRefusal` for a decision that says abort, or a judgement that failed.
+        """
         reasoning = reply.reasoning
         if not reasoning:
             return ""
@@ -288,7 +284,9 @@ class EndpointCall(ModelPort[GateReply, "list[GateReply]"]):
         if self.governor.covers(Point.OUTPUT):
             actions.append(call.output(reasoning))
         for action in actions:
-            decision = yield from self._decided_flow(action)
+            decision = yield from self.governor.decision_flow(action)
+            if decision.blocks and (decision.fault or decision.abort):
+                raise _refusal(decision)
             if decision.blocks or decision.text not in (None, reasoning):
                 return ""
         return reasoning

@@ -110,7 +110,9 @@ class VllmEngine(TokenEngine):
         finally:
             server.gate.leave()
         if policy.unused():
-            self._chore(policy.drop_unused)
+            chore = asyncio.get_running_loop().run_in_executor(None, policy.drop_unused)
+            self._chores.add(chore)
+            chore.add_done_callback(self._chores.discard)
         choice = answer["choices"][0]
         if answer.get("model") != version.name or choice["finish_reason"] not in ("stop", "length"):
             raise UpstreamError(f"vLLM answered for {answer.get('model')!r} and ended with {choice['finish_reason']!r}")
@@ -149,11 +151,6 @@ class VllmEngine(TokenEngine):
             self.lost += 1
             raise UpstreamError(f"vLLM answered {response.status}: {text[:300]}")
         return json.loads(text)
-
-    def _chore(self, work: Any) -> None:
-        task = asyncio.get_running_loop().run_in_executor(None, work)
-        self._chores.add(task)
-        task.add_done_callback(self._chores.discard)
 
 
 @contextlib.contextmanager

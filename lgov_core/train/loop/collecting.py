@@ -76,7 +76,7 @@ class OpenStep:
             lines = self._lines()
             rounds = _rounds(lines)
             if [(rollout.task_id, rollout.input) for rollout in rounds[0]] != [
-                (task, _as_json(payload)) for task, payload in tasks
+                (task, json.loads(json.dumps(payload))) for task, payload in tasks
             ]:
                 return None
             rollout_ids = {rollout.rollout_id for rollouts in rounds for rollout in rollouts}
@@ -101,10 +101,6 @@ class OpenStep:
 
     def _writing(self) -> AbstractContextManager[None]:
         return file_errors(f"{self.path} could not be written", "free some space")
-
-
-def _as_json(value: Mapping[str, Any]) -> Any:
-    return json.loads(json.dumps(value))
 
 
 def _round(rollouts: Sequence[Rollout]) -> bytes:

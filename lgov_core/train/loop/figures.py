@@ -291,7 +291,10 @@ def rollout_seconds(
     for call in calls:
         parts[call.rollout_id, call.attempt].append((call.started_at, call.ended_at, "sampling"))
     for span in spans:
-        part = _part(span)
+        operation = str(span.attributes.get(semconv.OPERATION))
+        part = {semconv.CHAT: "http", semconv.EXECUTE_TOOL: "tools"}.get(operation)
+        if span.name == semconv.DECISION_SPAN_NAME:
+            part = "governance"
         if part is not None and span.ended_at is not None and not span.claimed:
             parts[span.rollout_id, span.attempt].append((span.started_at, span.ended_at, part))
     totals: dict[str, float] = {part: 0.0 for part in PARTS}
@@ -317,13 +320,6 @@ def _ended_at(attempt: Attempt) -> float | None:
     """When an attempt ended; None for one that the machines broke: when they did is not known."""
     trained = attempt.outcome is not None and attempt.outcome.trainable
     return attempt.ended_at if trained else None
-
-
-def _part(span: Span) -> str | None:
-    if span.name == semconv.DECISION_SPAN_NAME:
-        return "governance"
-    operation = span.attributes.get(semconv.OPERATION)
-    return {semconv.CHAT: "http", semconv.EXECUTE_TOOL: "tools"}.get(str(operation))
 
 
 def _apart(start: float, end: float, inside: Sequence[tuple[float, float, str]]) -> Iterable[tuple[str, float]]:

@@ -95,8 +95,9 @@ class Lineage:
         the signer raises: the checkpoint is then not written.
         """
         # Statements begin where the first sealed checkpoint's parent is: without one, at the last that has none.
-        begin = self._unsealed(checkpoint.step)
-        self.state(partial, checkpoint.step, [WEIGHTS_FILE], self._before(checkpoint.step), begin=begin)
+        step = checkpoint.step
+        earlier = [step_of(path) for path in complete_checkpoints(self.folder / "checkpoints") if step_of(path) < step]
+        self.state(partial, step, [WEIGHTS_FILE], self._before(step), begin=max(earlier, default=0))
 
     def state(self, folder: Path, step: int, weights: Sequence[str], before: Sequence[str], *, begin: int = 0) -> None:
         """Writes ``lineage.jsonl`` into ``folder`` atomically: the lines ``before``, and a statement of all files
@@ -146,11 +147,6 @@ class Lineage:
             lines = read_lineage(path)
             return lines[:-1] if step_of(path) == step else lines
         return []
-
-    def _unsealed(self, step: int) -> int:
-        """The step of the newest checkpoint before ``step`` that nothing was stated of; 0 when there is none."""
-        earlier = [step_of(path) for path in complete_checkpoints(self.folder / "checkpoints") if step_of(path) < step]
-        return max(earlier, default=0)
 
     def _data(self, step: int) -> dict[str, Any]:
         record = read_record(self.folder / "transitions", step)
