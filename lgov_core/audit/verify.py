@@ -338,7 +338,11 @@ class _Check:
         if kind == "erasure":
             self.erasure(fields, position, entry_id)
         elif kind == "rotation" and position == 1:
-            self.found = replace(self.found, continues=_previous(fields.get("previous")))
+            raw = fields.get("previous")
+            previous = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
+            # A value that it leaves out fits no record.
+            continues = {name: previous.get(name) for name in ("record", "entries", "sha256")}
+            self.found = replace(self.found, continues=continues)
         elif kind == "retirement" and isinstance(retired, dict):
             self.found = replace(self.found, retired=(*self.found.retired, *map(str, cast("dict[str, Any]", retired))))
 
@@ -424,12 +428,6 @@ class _Check:
                 f"{self.found.unsigned} entries are not covered by a signed head",
                 self.found.signed + 1 if self.found.unsigned else None,
             )
-
-
-def _previous(raw: object) -> dict[str, Any]:
-    """Reads what a first entry says of the record before it; a value that it leaves out fits no record."""
-    fields = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
-    return {name: fields.get(name) for name in ("record", "entries", "sha256")}
 
 
 def verify_archived(

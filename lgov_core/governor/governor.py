@@ -40,9 +40,16 @@ def collect_tool_rewards(manager: pluggy.PluginManager, outcome: ToolOutcome, fa
     """The rewards of a tool call's outcome, on that call where the plugin left it open. A denial is charged once."""
     if not manager.hook.lgov_reward.get_hookimpls():
         return []
-    earned = _collected(
-        manager, "lgov_reward", {"outcome": outcome}, lambda reward: _addressed(reward, outcome.action), fail
-    )
+
+    def address(reward: Reward) -> Reward:
+        if reward.rollout_id is not None:
+            return reward
+        action = outcome.action
+        unplaced = reward.response_id is None and reward.tool_call_id is None
+        call_id = action.call_id if unplaced else reward.tool_call_id
+        return replace(reward, rollout_id=action.rollout_id, attempt=action.attempt, tool_call_id=call_id)
+
+    earned = _collected(manager, "lgov_reward", {"outcome": outcome}, address, fail)
     return [reward for _, reward in (_charged_once(earned, fail) if outcome.status == "denied" else earned)]
 
 
@@ -100,14 +107,6 @@ def _charged_once(earned: _Earned, fail: Fail) -> _Earned:
     for name in charging[1:]:
         fail("lgov_reward", name, RewardError(f"{charging[0]} has charged this denial already"))
     return [entry for entry in earned if entry[1].dimension != "compliance" or entry[0] not in charging[1:]]
-
-
-def _addressed(reward: Reward, action: Action) -> Reward:
-    """The reward with the call it belongs to filled in where the rule left it open."""
-    if reward.rollout_id is not None:
-        return reward
-    target = action.call_id if reward.response_id is None and reward.tool_call_id is None else reward.tool_call_id
-    return replace(reward, rollout_id=action.rollout_id, attempt=action.attempt, tool_call_id=target)
 
 
 def _finite(reward: Reward) -> Reward:

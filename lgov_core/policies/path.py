@@ -306,7 +306,12 @@ class PathPolicy(BoundedPolicy):
         self._check_names(written, {root for alternatives in places for root in alternatives}, text)
         real = _followed(whole, watch=not any(_inside(written, kernel) for kernel in _KERNEL))
         self._check_names(real, {root for _, root in places}, text)
-        _check_kind(real)
+        try:
+            mode = os.lstat(real).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return real
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise Unclear("path-denied", "It is a device, a socket or a pipe, not a file.")
         return real
 
     def _check_names(self, path: str, roots: set[str], text: str) -> None:
@@ -429,12 +434,3 @@ def _followed(path: str, *, watch: bool = False) -> str:
             done = "/"
         waiting.extend(name for name in reversed(target.split("/")) if name not in ("", "."))
     return done
-
-
-def _check_kind(real: str) -> None:
-    try:
-        mode = os.lstat(real).st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise Unclear("path-denied", "It is a device, a socket or a pipe, not a file.")

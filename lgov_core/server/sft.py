@@ -54,9 +54,8 @@ def _trained(job: TrainingJob) -> Mapping[str, Any]:
     training = job.settings.training
     device = device_for(None)
     settings = with_exact_model(job.settings, device)
-    model = load(
-        settings, device, "float32"
-    )  # the model that is written: it is not rounded, whatever passes compute in
+    # The model that is written: it is not rounded, whatever passes compute in.
+    model = load(settings, device, "float32")
     rows, apart = imitation_rows(chosen.transitions), imitation_rows(chosen.held_out)
     _require_vocabulary(model, [*rows, *apart])
     policy = policy_for(job.settings, model)

@@ -94,7 +94,7 @@ def run(asked: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    for name in ("server.local", "server.sft", "evaluation.evaluation", "evaluation.export"):
+    for name in ("server.local", "server.sft", "evaluation.evaluation", "evaluation.promotion"):
         importlib.import_module(f"lgov_core.{name}")
     importlib.import_module("transformers.models.llama.modeling_llama")
     import torch
