@@ -20,7 +20,7 @@ from lgov_core.wire.chat import (
     read_completion,
     wants_usage,
 )
-from lgov_core.wire.chat_turns import StreamAssembler, stream_of
+from lgov_core.wire.chat_turns import ChatAssembler, stream_of
 from lgov_core.wire.completions import (
     CompletionsWriter,
     changed_text_reply,
@@ -152,7 +152,7 @@ class ChatApi(Api):
 
     def assembler(self, n: int) -> Assembler:
         """See `Api`."""
-        return StreamAssembler(n)
+        return ChatAssembler(n)
 
     def writer(self, request: ChatRequest, body: Body, response_id: str) -> ReplyWriter:
         """See `Api`."""
@@ -195,7 +195,7 @@ class CompletionsApi(Api):
 
     def assembler(self, n: int) -> Assembler:
         """See `Api`."""
-        return StreamAssembler(n, legacy=True)
+        return ChatAssembler(n, legacy=True)
 
     def writer(self, request: ChatRequest, body: Body, response_id: str) -> ReplyWriter:
         """See `Api`."""

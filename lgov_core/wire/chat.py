@@ -302,6 +302,10 @@ def _read_choice(
     prompt_ids = _ids(choice.get("prompt_token_ids") or body.get("prompt_token_ids"))
     lgov: Any = body.get("lgov")
     version = lgov.get("weights_version") if isinstance(lgov, dict) else None
+    listed: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
+    unreadable = unclear_ids([{"id": call.get("id")} for call in listed])
+    if any(call.get("custom") or call.get("type") not in (None, "function") for call in listed):
+        unreadable = "a tool call is of two kinds"
     matched = choice.get("stop_reason")
     return Completion(
         response_id=response_id,
@@ -319,7 +323,7 @@ def _read_choice(
         raw=raw,
         matched_stop=matched if isinstance(matched, str) else None,
         more=more,
-        unreadable=_unreadable_calls(message),
+        unreadable=unreadable,
     )
 
 
@@ -346,13 +350,6 @@ def _read_logprobs(value: Any, response_ids: tuple[int, ...] | None) -> tuple[fl
 
 def _count(value: Any, ids: tuple[int, ...] | None) -> int:
     return value if isinstance(value, int) else len(ids or ())
-
-
-def _unreadable_calls(message: Mapping[str, Any]) -> str | None:
-    calls = message.get("tool_calls") or ()
-    if any(call.get("custom") or call.get("type") not in (None, "function") for call in calls):
-        return "a tool call is of two kinds"
-    return unclear_ids([{"id": call.get("id")} for call in calls])
 
 
 def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:

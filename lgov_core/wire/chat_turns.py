@@ -29,7 +29,7 @@ from lgov_core.wire.turns import (
 )
 
 
-class StreamAssembler(Assembler):
+class ChatAssembler(Assembler):
     """The chunks of a reply of ``n`` choices: of chat completions and, with ``legacy``, of completions."""
 
     def __init__(self, n: int = 1, *, legacy: bool = False) -> None:
@@ -37,43 +37,34 @@ class StreamAssembler(Assembler):
         self._legacy = legacy
         self._body: dict[str, Any] = {}
         self._choices: dict[int, dict[str, Any]] = {}
-        self._tool_calls: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        self._calls: dict[tuple[int, int], list[dict[str, Any]]] = {}
 
     def _take(self, event: Mapping[str, Any]) -> None:
         for key, value in event.items():
-            if key not in ("choices", "object") and value is not None and (key == "usage" or key not in self._body):
-                self._body[key] = value
+            if key not in ("choices", "object") and value is not None:
+                _keep(self._body, key, value)
         for choice in event.get("choices") or ():
             self._add_choice(choice)
-        self.finished = (
-            sum(known_choice["finish_reason"] is not None for known_choice in self._choices.values()) >= self._n
-        )
+        ended = [choice["finish_reason"] is not None for choice in self._choices.values()]
+        self.finished = len(ended) >= self._n and all(ended)
 
-    def _choice(self, index: int) -> dict[str, Any]:
+    def _add_choice(self, added: Mapping[str, Any]) -> None:
+        index = added.get("index", 0)
         if not 0 <= index < 4096:
             raise ValueError("no index of a choice")
         while len(self._choices) <= index:
             number = len(self._choices)
             written = {"text": ""} if self._legacy else {"message": {"role": "assistant", "content": None}}
             self._choices[number] = {"index": number, **written, "finish_reason": None, "logprobs": None}
-        return self._choices[index]
-
-    def _add_choice(self, added: Mapping[str, Any]) -> None:
-        index = added.get("index", 0)
-        choice = self._choice(index)
+        choice = self._choices[index]
         for key, value in added.items():
-            if value is None or key in ("index", "delta"):
-                continue
-            if key == "token_ids":
-                choice.setdefault(key, []).extend(value)
-            elif key == "text":
-                choice[key] += value
-            elif key == "logprobs":
-                kept = choice["logprobs"] = choice["logprobs"] or {}
-                for name, items in value.items():
-                    kept.setdefault(name, []).extend(items or ())
-            else:
-                choice[key] = value
+            if key == "logprobs" and value is not None:
+                _grow(choice, key, {name: items or [] for name, items in value.items()})
+            elif key in _PIECES:
+                _grow(choice, key, value)
+            elif key not in _OF_A_CHUNK and value not in (None, "", []):
+                _keep(choice, key, value)
+        choice["finish_reason"] = added.get("finish_reason") or choice["finish_reason"]
         for key, value in (added.get("delta") or {}).items():
             if key == "tool_calls":
                 for piece in value or ():
@@ -82,27 +73,32 @@ class StreamAssembler(Assembler):
                 _grow(choice["message"], key, value)
 
     def _add_call(self, choice: int, piece: Mapping[str, Any]) -> None:
-        function = piece.get("function") or {}
-        if piece.get("type") not in (None, "function") or piece.get("custom"):
-            if not function:
-                raise ValueError("no call of a function")
-            self.unreadable = "a tool call is of two kinds"
-        same = self._tool_calls.setdefault((choice, piece.get("index") or 0), [])
+        same = self._calls.setdefault((choice, piece.get("index") or 0), [])
         if not same or begins_another(piece, same[-1]["id"]):
-            same.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+            kind = "custom" if piece.get("function") is None and "custom" in (piece.get("type"), *piece) else "function"
+            same.append({"id": "", "type": piece.get("type") or kind, kind: {"name": "", _TEXTS[kind]: ""}})
         call = same[-1]
         if len(same) > 1 or (call["id"] and piece.get("id") not in (None, "", call["id"])):
             self.unreadable = "two tool calls are streamed at one place"
-        elif call["function"]["name"] and function.get("name") == call["function"]["name"]:
-            self.unreadable = "the name of a tool call is repeated in pieces"
+        if (piece.get("type") or call["type"]) != call["type"]:
+            self.unreadable = "a tool call is of two kinds"
         call["id"] = call["id"] or piece.get("id") or ""
-        call["function"]["name"] = longer_name(call["function"]["name"], function.get("name") or "")
-        call["function"]["arguments"] += function.get("arguments") or ""
+        for key, value in piece.items():
+            if key in _TEXTS and value is not None:
+                written = call.setdefault(key, {"name": "", _TEXTS[key]: ""})
+                if written["name"] and value.get("name") == written["name"]:
+                    self.unreadable = "the name of a tool call is repeated in pieces"
+                written["name"] = longer_name(written["name"], value.get("name") or "")
+                for name, more in value.items():
+                    if name != "name":
+                        _grow(written, name, more)
+            elif key not in ("id", "index", "type"):
+                _grow(call, key, value)
 
     def body(self, *, finish_reason: str | None = None) -> dict[str, Any]:
         """The whole body so far; ``finish_reason`` replaces the stream's own."""
         for index, choice in self._choices.items():
-            calls = [call for (of, _), same in sorted(self._tool_calls.items()) if of == index for call in same]
+            calls = [call for (of, _), same in sorted(self._calls.items()) if of == index for call in same]
             if calls:
                 choice["message"]["tool_calls"] = calls
             if finish_reason is not None:
@@ -111,13 +107,20 @@ class StreamAssembler(Assembler):
         return {**self._body, "object": kind, "choices": list(self._choices.values())}
 
 
+#: The kinds of tool calls, and the field of each that comes in pieces.
+_TEXTS = {"function": "arguments", "custom": "input"}
+#: The fields of a choice that come in pieces.
+_PIECES = ("logprobs", "text", "token_ids")
+_OF_A_CHUNK = frozenset({"delta", "finish_reason", "index", "message"})
+
+
 def begins_another(piece: Mapping[str, Any], call_id: str) -> bool:
     """Returns whether a piece of a streamed tool call is of another call than that at its index, whose id is ``call_id``.
 
     Some servers send each call whole, all at one index; others send a fresh id with each piece of one call, but its name
     only once.
     """
-    named = (piece.get("function") or {}).get("name")
+    named = (piece.get("function") or piece.get("custom") or {}).get("name")
     return bool(call_id and named and piece.get("id")) and piece["id"] != call_id
 
 
@@ -126,49 +129,34 @@ def longer_name(name: str, more: str) -> str:
     return name if more == name else name + more
 
 
-def _grow(message: dict[str, Any], key: str, value: Any) -> None:
-    """Adds a piece of a message to what came before: texts and lists grow, objects field by field."""
-    before = message.get(key)
-    if isinstance(value, str) and isinstance(before, str):
-        message[key] = before + value
-    elif isinstance(value, list) and isinstance(before, list):
-        before.extend(cast("list[Any]", value))
-    elif isinstance(value, dict):
-        if not isinstance(before, dict):
-            before = message[key] = {}
+def _keep(head: dict[str, Any], key: str, value: Any) -> None:
+    """Sets a field that chunks say whole: the first that names the reply, else the last that says something in text."""
+    if key not in head or (key not in _OF_EACH_CHUNK and head[key] != value and (texts(value) or not texts(head[key]))):
+        head[key] = value
+
+
+def _grow(holder: dict[str, Any], key: str, value: Any) -> None:
+    """Adds a piece to what came before: texts and lists grow, objects field by field, and an id stays the first."""
+    before = holder.get(key)
+    if value is None or (before is not None and key in ("id", "index", "type")):
+        return
+    if isinstance(value, dict) and isinstance(before, dict | None):
+        grown = holder[key] = cast("dict[str, Any]", before or {})
         for name, nested in cast("dict[str, Any]", value).items():
-            _grow(cast("dict[str, Any]", before), name, nested)
-    elif value is not None:
-        message[key] = value
+            _grow(grown, name, nested)
+    elif isinstance(value, list) and isinstance(before, list | None):
+        if before is None:
+            before = holder[key] = cast("list[Any]", [])
+        before.extend(cast("list[Any]", value))
+    elif isinstance(value, str) and isinstance(before, str):
+        holder[key] = before + value
+    elif before is not None and isinstance(value, str | dict | list) | isinstance(before, str | dict | list):
+        raise ValueError(f"a stream says {key} twice, in two forms")
+    else:
+        holder[key] = value
 
 
 _OF_EACH_CHUNK = ("id", "object", "created", "model", "service_tier", "system_fingerprint")
-_OF_A_CHUNK = frozenset({"delta", "finish_reason", "index", "message"})
-
-
-def completion_of(events: Sequence[JSON]) -> JSON | None:
-    """The completion in the chunks of a stream; None if it failed or a choice did not finish."""
-    choices: dict[int, JSON] = {}
-    head: JSON = {}
-    for chunk in events:
-        if "choices" not in chunk:
-            if "error" in chunk:
-                return None
-            continue
-        fields = {key: value for key, value in chunk.items() if key != "choices" and value is not None}
-        head |= {key: value for key, value in fields.items() if texts(value) or not texts(head.get(key))}
-        for piece in chunk["choices"]:
-            empty: JSON = {"index": piece["index"], "message": {"role": "assistant", "content": None}}
-            choice = choices.setdefault(piece["index"], {**empty, "finish_reason": None, "logprobs": None})
-            _add_delta(choice["message"], piece.get("delta") or {})
-            choice["finish_reason"] = piece.get("finish_reason") or choice["finish_reason"]
-            _merge(choice, {key: field for key, field in piece.items() if key not in _OF_A_CHUNK and field != []})
-    if not choices or any(choice["finish_reason"] is None for choice in choices.values()):
-        return None
-    for choice in choices.values():
-        for call in choice["message"].get("tool_calls") or ():
-            call.pop("index", None)
-    return {**head, "object": "chat.completion", "choices": [choices[index] for index in sorted(choices)]}
 
 
 def stream_of(body: JSON, reply: JSON, events: Sequence[JSON], passed: Sequence[JSON] = ()) -> str:
@@ -224,40 +212,6 @@ def passed_texts(events: Sequence[JSON]) -> dict[str, str]:
                 if value and key != "role":
                     texts[key] = texts.get(key, "") + value
     return texts
-
-
-def _add_delta(message: JSON, delta: JSON) -> None:
-    for key, value in delta.items():
-        if value is None or key == "role":
-            continue
-        if key == "tool_calls":
-            for piece in value:
-                calls = message.setdefault("tool_calls", [])
-                call = next((earlier for earlier in calls if earlier["index"] == piece["index"]), None)
-                if call is None:
-                    calls.append(call := {"index": piece["index"]})
-                _merge(call, piece)
-        else:
-            _merge(message, {key: value})
-
-
-def _merge(into: JSON, piece: Mapping[str, Any]) -> None:
-    for key, value in piece.items():
-        old = into.get(key)
-        if value is None:
-            continue
-        if old is None or key in ("index", "id", "type"):
-            into[key] = old if old is not None else (dict(value) if isinstance(value, Mapping) else value)
-        elif isinstance(old, str) and isinstance(value, str):
-            into[key] = old + value
-        elif isinstance(old, dict) and isinstance(value, Mapping):
-            _merge(old, value)
-        elif isinstance(old, list) and isinstance(value, list):
-            into[key] = [*old, *value]
-        else:
-            if isinstance(old, str | dict | list) or isinstance(value, str | Mapping | list):
-                raise ValueError(f"a stream says {key} twice, in two forms")
-            into[key] = value
 
 
 def _deltas(message: JSON) -> Sequence[JSON]:
@@ -346,7 +300,9 @@ class ChatProtocol:
     def turns(self, reply: JSON) -> list[Turn]:
         turns: list[Turn] = []
         for choice in reply["choices"]:
-            message = _sendable(choice["message"])
+            message = {  # as it is sent back
+                key: value for key, value in choice["message"].items() if value is not None and key not in _REPLY_ONLY
+            }
             turns.append(Turn([message], _text(message), self.proposals(message)))
         return turns
 
@@ -453,7 +409,9 @@ class ChatProtocol:
         before = passed_texts(passed).get("content", "")
         return turn if turn.text.startswith(before) else self.with_turn_text(turn, f"{before}\n{turn.text}")
 
-    from_stream = staticmethod(completion_of)
+    def from_stream(self, events: Sequence[JSON]) -> JSON | None:
+        return ChatAssembler().whole(events)
+
     to_stream = staticmethod(stream_of)
 
 
@@ -484,8 +442,3 @@ def _proposal(call: Any, index: int) -> Proposal:
     raw = body.get("arguments", {})
     raw = raw if isinstance(raw, str) else json.dumps(raw or {})
     return Proposal(call_id, str(name), raw, read_arguments(raw), index=index, unclear=unclear)
-
-
-def _sendable(message: JSON) -> JSON:
-    """The model's message as it is sent back: without fields that are null or only a reply has."""
-    return {key: value for key, value in message.items() if value is not None and key not in _REPLY_ONLY}

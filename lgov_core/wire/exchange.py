@@ -212,6 +212,15 @@ class Assembler:
             raise UpstreamError(f"an event of the upstream's stream is malformed: {data[:200]!r}") from error
         return event
 
+    def whole(self, events: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+        """The body in all ``events`` of a stream; None if it failed or did not finish."""
+        try:
+            for event in events:
+                self.add("", event)
+        except UpstreamError:
+            return None
+        return self.body() if self.finished else None
+
     def body(self, *, finish_reason: str | None = None) -> dict[str, Any]:
         """The whole body so far; ``finish_reason`` replaces the stream's own."""
         raise NotImplementedError

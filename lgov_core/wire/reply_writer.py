@@ -14,11 +14,11 @@ from typing import Any, Literal, Protocol
 from lgov_core.errors import LgovError, UpstreamError
 from lgov_core.types import new_id
 from lgov_core.wire.chat import completion_body, read_completion
-from lgov_core.wire.chat_turns import StreamAssembler, begins_another, longer_name
+from lgov_core.wire.chat_turns import ChatAssembler, begins_another, longer_name
 from lgov_core.wire.exchange import DONE, Assembler, ChatRequest, Completion, StreamPiece, frame, read_event
 
 # A chunk with a finish reason tells the client that it has everything, so it is held until the call is recorded.
-_FINISHES = re.compile(r'"finish_reason"\s*:\s*"')
+_FINISHES = re.compile(r'"finish_reason"\s*:\s*"[^"]')
 
 ErrorBody = Callable[[LgovError, int], Mapping[str, Any]]
 
@@ -97,7 +97,7 @@ class ChunkWriter(ReplyWriter):
         self._request = request
         self._asked = body
         self._response_id = response_id
-        self._assembler = StreamAssembler(request.n)
+        self._assembler = ChatAssembler(request.n)
 
     def piece(self, piece: StreamPiece) -> tuple[bytes, bool]:
         """The events that a chat chunk becomes. The end of the reply is never among them."""

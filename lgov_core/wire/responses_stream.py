@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from lgov_core._util.json_text import wire_text
-from lgov_core.errors import UpstreamError
 from lgov_core.wire.exchange import Assembler
 from lgov_core.wire.turns import JSON, text_of
 
@@ -106,18 +105,6 @@ _OF_ITEMS = ("response.output_item.added", "response.output_item.done")
 _TEXT_ITEMS = ("message", "reasoning")
 #: How the types of events within such items begin.
 _TEXTS = ("response.content_part.", "response.output_text.", "response.refusal.", "response.reasoning")
-
-
-def response_of(events: Sequence[JSON]) -> JSON | None:
-    """The response that ends a stream; None if it failed or did not finish."""
-    assembler = ResponsesAssembler()
-    try:
-        for event in events:
-            assembler.add("", event)
-    except UpstreamError:
-        return None
-    failed = any(event.get("type") == "response.failed" for event in events)
-    return assembler.body() if assembler.finished and not failed else None
 
 
 def is_text(event: JSON) -> bool:

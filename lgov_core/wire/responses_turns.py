@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lgov_core.types import Kind, new_id
-from lgov_core.wire.responses_stream import is_text, passed_items, response_of, stream_of
+from lgov_core.wire.responses_stream import ResponsesAssembler, is_text, passed_items, stream_of
 from lgov_core.wire.turns import (
     JSON,
     ModelReading,
@@ -259,7 +259,10 @@ class ResponsesProtocol:
         same = len(turn.entries) >= len(before) and all(map(_begins_with, turn.entries, before))
         return turn if same else self._turn([*before, *turn.entries])
 
-    from_stream = staticmethod(response_of)
+    def from_stream(self, events: Sequence[JSON]) -> JSON | None:
+        failed = any(event.get("type") == "response.failed" for event in events)
+        return None if failed else ResponsesAssembler().whole(events)
+
     to_stream = staticmethod(stream_of)
 
 

@@ -188,6 +188,13 @@ def test_an_upstream_that_breaks_off_is_not_recorded(serve, store):
     assert serving.counters.failed == 1
 
 
+#: A call of a custom tool, which the endpoint does not read.
+CUSTOM = (
+    b'data: {"id": "x", "choices": [{"delta": {"tool_calls": [{"type": "custom"}]}}]}\n\n'
+    b'data: {"id": "x", "choices": [{"delta": {}, "finish_reason": "tool_calls"}]}\n\n'
+)
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
@@ -197,7 +204,8 @@ def test_an_upstream_that_breaks_off_is_not_recorded(serve, store):
         (b"data: {oops\n\ndata: [DONE]\n\n", "not a JSON object"),
         (b"data: [1]\n\n", "not a JSON object"),
         (b'data: {"choices": [3]}\n\n', "malformed"),
-        (b'data: {"id": "x", "choices": [{"delta": {"tool_calls": [{"type": "custom"}]}}]}\n\n', "malformed"),
+        (CUSTOM, "without a function name"),
+        (CUSTOM.replace(b'"tool_calls"}', b'""}'), "broke off"),
         (b'data: {"error": {"message": "out of memory"}}\n\n', "out of memory"),
         (b"data: \xff\n\n", "utf-8"),
         (b'data: {"choices": [{"index": 0, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n', "no id"),

@@ -11,7 +11,8 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.testing import ScriptedReply
 from lgov_core.trace import semconv
 from lgov_core.types import Point
-from lgov_core.wire.responses_stream import response_of, stream_of
+from lgov_core.wire.responses_stream import stream_of
+from lgov_core.wire.responses_turns import ResponsesProtocol
 from tests.openai import openai_programs as programs
 from tests.openai.rules import USER
 from tests.openai.test_openai_text_streams import ERASE, LONG, ON_OUTPUT, SECRETS, TOOLS_ONLY, Served, gated, served
@@ -144,7 +145,12 @@ def test_items_that_the_last_event_leaves_out_are_those_of_the_stream():
         {"type": "response.output_item.done", "output_index": 0, "item": item},
         {"type": "response.completed", "response": ended},
     ]
-    assert response_of(events) == {**ended, "output": [item]}
-    assert response_of(events[:2]) is None
-    assert response_of([*events, {"type": "error", "message": "lost"}]) is None
-    assert response_of([*events[:2], {"type": "response.failed", "response": {**ended, "status": "failed"}}]) is None
+    assert ResponsesProtocol().from_stream(events) == {**ended, "output": [item]}
+    assert ResponsesProtocol().from_stream(events[:2]) is None
+    assert ResponsesProtocol().from_stream([*events, {"type": "error", "message": "lost"}]) is None
+    assert (
+        ResponsesProtocol().from_stream(
+            [*events[:2], {"type": "response.failed", "response": {**ended, "status": "failed"}}]
+        )
+        is None
+    )
