@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lgov_core.demo.company import DEPARTMENTS, PROTECTED_TABLES, Question, build_company, copy_for_rollout
-from lgov_core.demo.episode import table_checksums
+from lgov_core.demo.oracle import table_checksums
 
 QUESTION = Question("total pay", "sales", "over", 40)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lgov_core.demo.episode import Oracle, Verdict, table_checksums
+from lgov_core.demo.oracle import Oracle, Verdict, table_checksums
 
 SCHEMA = """
 CREATE TABLE staff (id INTEGER PRIMARY KEY, name TEXT, pay INTEGER);
@@ -267,7 +267,7 @@ def test_checksums_tell_rows_and_schema_and_nothing_else(database: Path) -> None
 
 def test_it_shares_no_code_with_the_policies() -> None:
     code = (
-        "import sys, lgov_core.demo.episode\n"
+        "import sys, lgov_core.demo.oracle\n"
         "print(sorted(n for n in sys.modules if n.startswith(('lgov_core.policies', 'lgov_core.gov', 'sqlglot'))))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

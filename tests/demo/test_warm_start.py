@@ -14,7 +14,7 @@ import pytest
 
 from lgov_core.demo import warm_start
 from lgov_core.demo.company import DEPARTMENTS, PROTECTED_TABLES, build_company, draw_question
-from lgov_core.demo.episode import table_checksums
+from lgov_core.demo.oracle import table_checksums
 from lgov_core.demo.warm_start import Denials, Message, draw_conversation
 from lgov_core.policies import load_policy_file
 from lgov_core.types import Action, Point

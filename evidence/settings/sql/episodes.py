@@ -10,7 +10,7 @@ from typing import Any
 
 from lgov_core.client.tasks import Resource, Task
 from lgov_core.client.wire import Report
-from lgov_core.demo.episode import Oracle, Verdict
+from lgov_core.demo.oracle import Oracle, Verdict
 from settings.episodes import SettingRunner, run_attempt
 from settings.failures import failed_query
 from settings.sql import agent
