@@ -357,14 +357,21 @@ def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
     listed, legacy = message.get("tool_calls"), message.get("function_call")
     try:
         calls = [
-            ToolCall(str(call.get("id") or ""), str(call["function"]["name"]), str(call["function"]["arguments"]))
+            ToolCall(
+                str(call.get("id") or ""), str(call["function"]["name"]), _json_text(call["function"]["arguments"])
+            )
             for call in (() if listed is None else listed)
         ]
     except (AttributeError, KeyError, TypeError) as error:
         raise UpstreamError("the upstream's reply has tool calls without a function name or arguments") from error
     if isinstance(legacy, dict) and legacy.get("name"):
-        calls.append(ToolCall("", str(legacy["name"]), str(legacy.get("arguments") or "")))
+        calls.append(ToolCall("", str(legacy["name"]), _json_text(legacy.get("arguments") or "")))
     return tuple(calls)
+
+
+def _json_text(arguments: Any) -> str:
+    """The arguments of a call as text, also of a server that gives them as an object."""
+    return arguments if isinstance(arguments, str) else wire_text(arguments)
 
 
 def _piece(chunk: dict[str, Any]) -> StreamPiece:

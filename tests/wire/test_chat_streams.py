@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from lgov_core.wire.chat import read_completion
 from lgov_core.wire.chat_turns import ChatAssembler, ChatProtocol
 
 
@@ -114,3 +116,11 @@ def test_what_a_choice_says_whole_is_not_written_twice() -> None:
 )
 def test_a_stream_that_failed_or_did_not_finish_is_no_reply(events: list[Any]) -> None:
     assert ChatProtocol().from_stream(events) is None
+
+
+def test_arguments_that_a_server_gives_as_an_object_are_their_json_text() -> None:
+    called = [{"id": "c1", "type": "function", "function": {"name": "look", "arguments": {"path": "a", "deep": None}}}]
+    message = {"role": "assistant", "content": None, "tool_calls": called}
+    body = {"id": "x", "model": "m", "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
+    (call_read,) = read_completion(body).choices[0].tool_calls
+    assert json.loads(call_read.arguments) == {"path": "a", "deep": None}
