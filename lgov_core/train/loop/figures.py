@@ -292,11 +292,11 @@ def rollout_seconds(
         parts[call.rollout_id, call.attempt].append((call.started_at, call.ended_at, "sampling"))
     for span in spans:
         operation = str(span.attributes.get(semconv.OPERATION))
-        part = {semconv.CHAT: "http", semconv.EXECUTE_TOOL: "tools"}.get(operation)
+        kind = {semconv.CHAT: "http", semconv.EXECUTE_TOOL: "tools"}.get(operation)
         if span.name == semconv.DECISION_SPAN_NAME:
-            part = "governance"
-        if part is not None and span.ended_at is not None and not span.claimed:
-            parts[span.rollout_id, span.attempt].append((span.started_at, span.ended_at, part))
+            kind = "governance"
+        if kind is not None and span.ended_at is not None and not span.claimed:
+            parts[span.rollout_id, span.attempt].append((span.started_at, span.ended_at, kind))
     totals: dict[str, float] = {part: 0.0 for part in PARTS}
     for attempt in attempts:
         if (ended := _ended_at(attempt)) is not None:
