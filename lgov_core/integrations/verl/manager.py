@@ -111,11 +111,7 @@ class GovernedRollouts:
         record, transitions = self._collect(step, prompts) if recorded is None else recorded
         queued = self._rows(transitions, prompts)
         rows = list(queued.rows) or [self._nothing(prompts[0], queued, step)]
-        # verl's trainer reads the size of a mini-batch in every step.
-        job = self.job
-        self._config.actor_rollout_ref.actor.ppo_mini_batch_size = mini_batch_tasks(
-            len(rows), group=job.group, mini_batches=job.verl.mini_batches, shards=job.verl.nodes * job.verl.gpus
-        )
+        self._one_update_of(len(rows))
         keys, fields, tags = _queued(rows, step)
         transfer_queue.kv_batch_put(
             keys=keys, fields=list_of_dict_to_tensordict(fields), tags=tags, partition_id="train"
@@ -123,6 +119,13 @@ class GovernedRollouts:
         for prompt in prompts:
             transfer_queue.kv_put(key=prompt.uid, partition_id="train", tag={"status": "finished"})
         self.host.report({"phase": "train", "step": step, **record.figures})
+
+    def _one_update_of(self, rows: int) -> None:
+        """Makes verl's trainer, which reads the size of a mini-batch in every step, take that many rows as one update."""
+        job = self.job
+        self._config.actor_rollout_ref.actor.ppo_mini_batch_size = mini_batch_tasks(
+            rows, group=job.group, mini_batches=job.verl.mini_batches, shards=job.verl.nodes * job.verl.gpus
+        )
 
     def close(self) -> None:
         """Ends workers and endpoint. verl does not call it: at the end of a job its process ends."""

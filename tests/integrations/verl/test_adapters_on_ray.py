@@ -105,7 +105,7 @@ def test_the_checkpoint_is_the_merged_model(job: Job) -> None:
 def test_the_checkpoint_is_verified_and_handed_on(job: Job) -> None:
     found = json.loads(lgov(job.folder, "audit", "verify", "run", "--require-signed", "--json"))["checkpoints"]
     assert [one["step"] for one in found] == [STEPS - 1, STEPS][-job.starts :]
-    lgov(job.folder, "export", "run", "handed")
+    lgov(job.folder, "models", "export", "run", "handed")
     assert job.report.model is not None
     wanted, handed = (load_model(place).module.state_dict() for place in (job.report.model, job.folder / "handed"))
     assert all(value.equal(handed[name]) for name, value in wanted.items())

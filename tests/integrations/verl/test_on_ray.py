@@ -199,7 +199,7 @@ def test_the_figures_are_those_of_every_run(report: VerlReport) -> None:
 
 
 def test_the_trained_model_is_handed_on(report: VerlReport, folder: Path) -> None:
-    lgov(folder, "export", "run", "handed")
+    lgov(folder, "models", "export", "run", "handed")
     lgov(folder, "audit", "verify", "handed", "--require-signed")
     assert report.model is not None
     wanted, handed = load_model(report.model).module.state_dict(), load_model(folder / "handed").module.state_dict()
