@@ -246,11 +246,16 @@ class Follower(Protocol):
 
 
 class _FollowedBody:
-    """The body of a response as its follower passes it on."""
+    """The body of a response as its follower passes it on.
+
+    The program may begin to read it anew where it stopped, as the openai SDK does to drain it. What has ended is empty then:
+    a library that is asked for more of it waits for bytes that never come.
+    """
 
     def __init__(self, body: Any, follower: Follower) -> None:
         self._body = body
         self._follower = follower
+        self._has_ended = False
 
     @property
     def elapsed(self) -> Any:
@@ -258,10 +263,13 @@ class _FollowedBody:
         return getattr(self._body, "elapsed", None)
 
     def __iter__(self) -> Iterator[bytes]:
+        if self._has_ended:
+            return
         try:
             for piece in self._body:
                 if passed := self._follower.arrived(piece):
                     yield passed
+            self._has_ended = True
             if rest := self._follower.rest():
                 yield rest
         except BaseException as error:
@@ -269,10 +277,13 @@ class _FollowedBody:
             raise
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._has_ended:
+            return
         try:
             async for piece in self._body:
                 if passed := self._follower.arrived(piece):
                     yield passed
+            self._has_ended = True
             if rest := await self._follower.arest():
                 yield rest
         except BaseException as error:
