@@ -101,7 +101,7 @@ def test_a_training_waits_for_clients_only_where_it_is_told_to(recorded: Path) -
         (("--serve", "8000x"), "is not HOST:PORT"),
         (("--gpus", "0"), "are for --serve"),
         (("--set", "training.sede=1"), "--set training.sede: there is no setting training.sede"),
-        (("--set", "training.seed=one"), "--set training.seed: training.seed is 'one'"),
+        (("--set", "training.seed=one"), "--set training.seed: training.seed must be a whole number, not 'one'"),
         (("--set", "seed=1"), "there is no setting seed"),
         (("--engine", "fast"), "the address of a vLLM"),
     ):

@@ -154,5 +154,5 @@ def test_the_bound_is_the_algorithms_unless_it_is_given(model_folder: Path) -> N
     for name in ("ppo", "reinforce++"):
         with pytest.raises(SettingsError, match=f"{name.replace('+', '.')} compares no groups"):
             bound(algorithm=name, max_extra_groups=1)
-    with pytest.raises(SettingsError, match="max_extra_groups is -1"):
+    with pytest.raises(SettingsError, match="max_extra_groups must be a whole number at least 0, not -1"):
         bound(max_extra_groups=-1)
