@@ -346,3 +346,12 @@ def test_a_module_beside_the_child_does_not_stand_for_a_library(tmp_path: Path) 
     with child:
         assert child.stdout is not None
         assert child.stdout.read().strip() == "['vllm', 'serve', 'model']"
+
+
+def test_processes_that_vllm_spawns_import_its_program_whatever_is_first_on_their_path() -> None:
+    """multiprocessing runs the program of the parent again in each of them, with the parent's path of modules."""
+    program = Path(vllm_server.__file__).with_name("vllm_child.py")
+    first = "import runpy, sys; sys.path.insert(0, '/nowhere/python.zip')"
+    again = f"{first}; runpy.run_path({str(program)!r}, run_name='__mp_main__')"
+    spawned = subprocess.run([sys.executable, "-c", again], capture_output=True, text=True)
+    assert (spawned.returncode, spawned.stderr) == (0, "")

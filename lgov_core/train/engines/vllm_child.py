@@ -4,7 +4,7 @@ import os
 import sys
 
 # Run as a file, its folder is the first place of modules: one of lgov's there must not stand for a library of the same name.
-if sys.path and sys.path[0] and os.path.samefile(sys.path[0], os.path.dirname(os.path.abspath(__file__))):
+if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 
 import select
