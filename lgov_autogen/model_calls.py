@@ -239,7 +239,7 @@ class AutoGenCall(ModelPort[CreateResult, None]):
     # ------------------------------------------------------------------ the request
 
     def begin(self) -> ModelCall:
-        """See `ModelPort.begin`."""
+        """See `CallPort.begin`."""
         self._withheld, self._received, self._exchange = [], None, []
         return ModelCall(
             self.governor,
@@ -263,7 +263,7 @@ class AutoGenCall(ModelPort[CreateResult, None]):
         return denial
 
     def request(self, call: ModelCall) -> Action:
-        """See `ModelPort.request`."""
+        """See `CallPort.request`."""
         extra = self._options.get("extra_create_args") or {}
         return call.request(
             wording.as_mappings(self._messages),
@@ -278,7 +278,7 @@ class AutoGenCall(ModelPort[CreateResult, None]):
         return is_from_user and not self._run.nested and covered_call() is None
 
     def take_messages(self, new_messages: Sequence[Mapping[str, Any]]) -> None:
-        """See `ModelPort.take_messages`."""
+        """See `CallPort.take_messages`."""
         self._messages = wording.with_messages(self._messages, new_messages)
 
     def send_flow(self, call: ModelCall) -> Generator[Any, Any, Sequence[ReplyPart[CreateResult]] | None]:
@@ -308,22 +308,22 @@ class AutoGenCall(ModelPort[CreateResult, None]):
     # ------------------------------------------------------------------ the reply
 
     def with_text(self, choice: CreateResult, text: str) -> CreateResult:
-        """See `ModelPort.with_text`."""
+        """See `CallPort.with_text`."""
         return wording.with_text(choice, text)
 
     def denied(self, choice: CreateResult | None, decision: Decision, text: str) -> CreateResult:
-        """See `ModelPort.denied`. Raises `PolicyDenied` where the program asked for a structured answer."""
+        """See `CallPort.denied`. Raises `PolicyDenied` where the program asked for a structured answer."""
         if isinstance(self._options.get("json_output"), type):
             raise PolicyDenied(decision)
         self._withheld = []
         return wording.denial_result(text, self._usage())
 
     def answer(self, choice: CreateResult) -> str | None:
-        """See `ModelPort.answer`."""
+        """See `CallPort.answer`."""
         return choice.content if isinstance(choice.content, str) else None
 
     def proposes(self, choice: CreateResult) -> bool:
-        """See `ModelPort.proposes`."""
+        """See `CallPort.proposes`."""
         return not isinstance(choice.content, str) and bool(choice.content)
 
     def judge_acts_flow(self, call: ModelCall, choice: Choice[CreateResult]) -> Flow[Choice[CreateResult]]:

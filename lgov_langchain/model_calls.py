@@ -139,7 +139,7 @@ class _LangChainCall(ModelPort[AIMessage, Result]):
         return inside(self._prompt.agent)
 
     def begin(self) -> ModelCall:
-        """See `ModelPort.begin`."""
+        """See `CallPort.begin`."""
         with self.judging():
             return ModelCall(
                 self.governor,
@@ -168,14 +168,14 @@ class _LangChainCall(ModelPort[AIMessage, Result]):
         return None
 
     def request(self, call: ModelCall) -> Action:
-        """See `ModelPort.request`."""
+        """See `CallPort.request`."""
         settings = self._prompt.settings
         limit = messages.reply_limit(self._prompt.model, settings)
         tools = settings.get("tools") or []
         return call.request(messages.as_mappings(self._sent), tools=tools, user_text=self._user_texts, **limit)
 
     def take_messages(self, new_messages: Sequence[Mapping[str, Any]]) -> None:
-        """See `ModelPort.take_messages`."""
+        """See `CallPort.take_messages`."""
         self._sent = messages.with_messages(self._sent, new_messages)
 
     def send_flow(self, call: ModelCall) -> Flow[Sequence[ReplyPart[AIMessage]]]:
@@ -193,7 +193,7 @@ class _LangChainCall(ModelPort[AIMessage, Result]):
         return [ReplyPart(messages.model_reading(each), [each]) for each in (message, *reply.others)]
 
     def with_text(self, choice: AIMessage, text: str) -> AIMessage:
-        """See `ModelPort.with_text`."""
+        """See `CallPort.with_text`."""
         changed = messages.with_text(choice, text)
         if choice is self._first:
             self._first, self._changed = changed, "text"
@@ -201,7 +201,7 @@ class _LangChainCall(ModelPort[AIMessage, Result]):
         return changed
 
     def denied(self, choice: AIMessage | None, decision: Decision, text: str) -> AIMessage:
-        """See `ModelPort.denied`."""
+        """See `CallPort.denied`."""
         if choice is self._first:
             self._changed = "all"
         return messages.denial_reply(decision, choice)
@@ -213,19 +213,19 @@ class _LangChainCall(ModelPort[AIMessage, Result]):
         return choice
 
     def answer(self, choice: AIMessage) -> str | None:
-        """See `ModelPort.answer`."""
+        """See `CallPort.answer`."""
         if choice is self._first:
             return self._final
         return None if choice.tool_calls else messages.text_of(choice)
 
     def with_answer(self, choice: AIMessage, text: str) -> AIMessage:
-        """See `ModelPort.with_answer`."""
+        """See `CallPort.with_answer`."""
         if choice is self._first:
             self._changed = "all"
         return messages.with_text(choice, text).model_copy(update={"content": text, "tool_calls": []})
 
     def deliver_flow(self, choices: Sequence[Choice[AIMessage]] | None) -> Flow[Result]:
-        """See `ModelPort.deliver_flow`."""
+        """See `CallPort.deliver_flow`."""
         first, *others = [choice.reply for choice in choices or ()] or [None]
         return Result(first, self._changed, self._rewritten, [each for each in others if each is not None])
         yield

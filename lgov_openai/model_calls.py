@@ -160,7 +160,7 @@ class OpenAICall(ModelPort[ProgramTurn, Any]):
     # ------------------------------------------------------------------ the request
 
     def begin(self) -> ModelCall:
-        """See `ModelPort.begin`."""
+        """See `CallPort.begin`."""
         self._reply = None
         body = self._body
         return ModelCall(self.governor, framework=FRAMEWORK, model=str(body.get("model") or "model"), native=body)
@@ -176,13 +176,13 @@ class OpenAICall(ModelPort[ProgramTurn, Any]):
         return denial
 
     def request(self, call: ModelCall) -> Action:
-        """See `ModelPort.request`."""
+        """See `CallPort.request`."""
         self._mappings = [self._protocol.mapping(entry) for entry in self._sent]
         tools, limit = self._body.get("tools") or [], reply_limit(*map(self._body.get, _TOKEN_LIMITS))
         return call.request(self._mappings, tools=tools, user_text=self._evaluation.said, **limit)
 
     def take_messages(self, new_messages: Sequence[Mapping[str, Any]]) -> None:
-        """See `ModelPort.take_messages`."""
+        """See `CallPort.take_messages`."""
         rewritten = rewritten_entries(self._protocol, self._sent, self._mappings, new_messages)
         if rewritten is None:
             raise ValueError("a message is not clearly one of the request's, nor only a role and a text")
@@ -263,7 +263,7 @@ class OpenAICall(ModelPort[ProgramTurn, Any]):
     # ------------------------------------------------------------------ the reply
 
     def with_transform(self, reply_part: ReplyPart[ProgramTurn], decision: Decision) -> Sequence[ProgramTurn] | None:
-        """See `ModelPort.with_transform`; also the texts beside the turns."""
+        """See `CallPort.with_transform`; also the texts beside the turns."""
         fields = reply_part.reading.fields
         if decision.arguments is not None and fields:
             try:
@@ -276,15 +276,15 @@ class OpenAICall(ModelPort[ProgramTurn, Any]):
         return super().with_transform(reply_part, decision)
 
     def deny_fields(self) -> None:
-        """See `ModelPort.deny_fields`."""
+        """See `CallPort.deny_fields`."""
         self._content = self._protocol.without_fields(self._content)
 
     def with_text(self, choice: ProgramTurn, text: str) -> ProgramTurn:
-        """See `ModelPort.with_text`."""
+        """See `CallPort.with_text`."""
         return replace(choice, turn=self._protocol.with_turn_text(choice.turn, text))
 
     def denied(self, choice: ProgramTurn | None, decision: Decision, text: str) -> ProgramTurn:
-        """See `ModelPort.denied`."""
+        """See `CallPort.denied`."""
         denial = self._protocol.denial_turn(self._program_body, text)
         return ProgramTurn(denial, choice.results if choice is not None else (), replaced=True)
 
@@ -297,11 +297,11 @@ class OpenAICall(ModelPort[ProgramTurn, Any]):
         return replace(choice, reply=turn, denials=denials)
 
     def answer(self, choice: ProgramTurn) -> str | None:
-        """See `ModelPort.answer`."""
+        """See `CallPort.answer`."""
         return choice.turn.text or None if not choice.turn.proposals else None
 
     def proposes(self, choice: ProgramTurn) -> bool:
-        """See `ModelPort.proposes`."""
+        """See `CallPort.proposes`."""
         return bool(choice.turn.proposals)
 
     def ask_again(self, choices: Sequence[Choice[ProgramTurn]]) -> bool:

@@ -92,7 +92,7 @@ class AgentsCall(ModelPort[ModelResponse, None]):
     # ------------------------------------------------------------------ the request
 
     def begin(self) -> ModelCall:
-        """See `ModelPort.begin`."""
+        """See `CallPort.begin`."""
         self._withheld, self._received, self._denials = [], None, []
         return ModelCall(
             self.governor,
@@ -135,12 +135,12 @@ class AgentsCall(ModelPort[ModelResponse, None]):
         )
 
     def request(self, call: ModelCall) -> Action:
-        """See `ModelPort.request`."""
+        """See `CallPort.request`."""
         sent = self._request
         return call.request(sent.messages(), tools=sent.definitions(), user_text=self._user_texts, **sent.reply_limit())
 
     def take_messages(self, new_messages: Sequence[Mapping[str, Any]]) -> None:
-        """See `ModelPort.take_messages`."""
+        """See `CallPort.take_messages`."""
         input_items = items.as_list(self._request.input)
         instructions, input_items = items.with_messages(self._request.system_instructions, input_items, new_messages)
         self._request = replace(self._request, system_instructions=instructions, input=input_items)
@@ -179,11 +179,11 @@ class AgentsCall(ModelPort[ModelResponse, None]):
     # ------------------------------------------------------------------ the reply
 
     def with_text(self, choice: ModelResponse, text: str) -> ModelResponse:
-        """See `ModelPort.with_text`."""
+        """See `CallPort.with_text`."""
         return items.with_reply_text(choice, text)
 
     def denied(self, choice: ModelResponse | None, decision: Decision, text: str) -> ModelResponse:
-        """See `ModelPort.denied`. Raises `PolicyDenied` where the agent's output has a type."""
+        """See `CallPort.denied`. Raises `PolicyDenied` where the agent's output has a type."""
         schema = self._request.output_schema
         if schema is not None and not schema.is_plain_text():
             raise PolicyDenied(decision)
@@ -204,7 +204,7 @@ class AgentsCall(ModelPort[ModelResponse, None]):
         return replace(choice, reply=response, denials=[decision for _, decision in self._denials])
 
     def answer(self, choice: ModelResponse) -> str | None:
-        """See `ModelPort.answer`."""
+        """See `CallPort.answer`."""
         return None if items.proposes_calls(choice) else items.reply_text(choice)
 
     def ask_again(self, choices: Sequence[Choice[ModelResponse]]) -> bool:

@@ -34,7 +34,7 @@ from lgov_core.authoring.rules import (
 from lgov_core.errors import PolicyError
 from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager
-from lgov_core.policies.addresses import Address, addresses, covers
+from lgov_core.policies.network.addresses import Address, addresses, covers
 from lgov_core.policies.path import PATH_ARGUMENTS
 from lgov_core.policies.provenance import strings_in
 from lgov_core.policies.sql.names import GUARDED, READS

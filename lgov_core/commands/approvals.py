@@ -94,7 +94,7 @@ def _write(requests: Sequence[ApprovalRequest], as_json: bool) -> None:
 
 
 def _row(request: ApprovalRequest, listed: Sequence[ApprovalRequest]) -> tuple[object, ...]:
-    from lgov_core.policies.approval_requests import short_id
+    from lgov_core.policies.approvals.requests import short_id
 
     now = time.time()
     short = short_id(request.request_id)

@@ -26,8 +26,8 @@ from lgov_core.audit.entry import PAYLOAD_LIMIT, EntryWriter, Payload
 from lgov_core.confine.proxy import POLICY, AskedConnection, Attempts
 from lgov_core.errors import AuditError, LgovError, PolicyError
 from lgov_core.governor import ObservedDecision
-from lgov_core.policies.approval import ApprovalPolicy
-from lgov_core.policies.approval_requests import ApprovalRequest, ApprovalRequests
+from lgov_core.policies.approvals.policy import ApprovalPolicy
+from lgov_core.policies.approvals.requests import ApprovalRequest, ApprovalRequests
 from lgov_core.policies.loader import load_policy_file
 from lgov_core.policies.policy_set import PolicySet
 from lgov_core.policies.registry import available_policies

@@ -21,7 +21,7 @@ from urllib.parse import SplitResult, urlsplit
 from lgov_core.audit.entry import EntryWriter
 from lgov_core.errors import AuditError
 from lgov_core.policies.confinement import ConfineRules
-from lgov_core.policies.egress import why_closed
+from lgov_core.policies.network.egress import why_closed
 from lgov_core.types import Action, Decision, Effect, Point, Severity
 
 #: The name of the policy on decisions about connections. Only the broker may use it.

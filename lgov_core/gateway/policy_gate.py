@@ -22,7 +22,7 @@ from lgov_core.gateway.protocol import GateRefusal, GateReply, GateRequest
 from lgov_core.governor import Governor
 from lgov_core.instrumentation.conversation_memory import MessageDecisionCache, OpeningTexts, UserText
 from lgov_core.instrumentation.model_call import ModelCall, reply_limit
-from lgov_core.instrumentation.model_flow import Choice, ModelPort, ReplyPart, judge_request_flow, settle_flow
+from lgov_core.instrumentation.model_flow import CallPort, Choice, ReplyPart, judge_request_flow, settle_flow
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.types import Action, Decision, Effect, Kind, Point, ToolOutcome, new_id
 from lgov_core.wire.apis import Exchange
@@ -117,7 +117,7 @@ def _refusal(decision: Decision) -> GateRefusal:
     return GateRefusal(decision.denial_message(), status=status, decision_id=decision.decision_id)
 
 
-class EndpointCall(ModelPort[GateReply, "list[GateReply]"]):
+class EndpointCall(CallPort[GateReply, "list[GateReply]"]):
     """One model call on its way through the endpoint: a port of `lgov_core.instrumentation.model_flow`.
 
     A choice is one of the reply. The endpoint's routes send the call between the two halves of the flow. Its agent gets
@@ -132,14 +132,14 @@ class EndpointCall(ModelPort[GateReply, "list[GateReply]"]):
         self.request_sent = request
 
     def judging(self) -> AbstractContextManager[Any]:
-        """See `ModelPort.judging`: the attempt to which what is decided belongs."""
+        """See `CallPort.judging`: the attempt to which what is decided belongs."""
         request = self._request
         if request.rollout_id is None or request.attempt is None:
             return nullcontext()
         return enter_scope(RolloutScope(request.rollout_id, request.attempt))
 
     def begin(self) -> ModelCall:
-        """See `ModelPort.begin`: the endpoint's record has the call, so no span is opened."""
+        """See `CallPort.begin`: the endpoint's record has the call, so no span is opened."""
         return ModelCall.unseen(
             self.governor,
             self._action(Point.PRE_MODEL_CALL, self._request.model, "model", operation_id=self._request.operation_id),
@@ -209,7 +209,7 @@ class EndpointCall(ModelPort[GateReply, "list[GateReply]"]):
         self.request_sent = replace(self.request_sent, messages=changed)
 
     def request(self, call: ModelCall) -> Action:
-        """See `ModelPort.request`."""
+        """See `CallPort.request`."""
         request = self.request_sent
         further: dict[str, Any] = reply_limit(request.max_tokens)
         if request.fields:
@@ -217,7 +217,7 @@ class EndpointCall(ModelPort[GateReply, "list[GateReply]"]):
         return call.request(request.messages, tools=request.tools, **further)
 
     def take_messages(self, new_messages: Sequence[Mapping[str, Any]]) -> None:
-        """See `ModelPort.take_messages`: only texts may differ."""
+        """See `CallPort.take_messages`: only texts may differ."""
         texts: dict[int, str] = {}
         for at, (old, new) in enumerate(zip(self.request_sent.messages, new_messages, strict=True)):
             if not isinstance(new.get("content"), str) or {**old, "content": ""} != {**new, "content": ""}:
@@ -226,24 +226,19 @@ class EndpointCall(ModelPort[GateReply, "list[GateReply]"]):
         self._change_texts(texts)
 
     def take_fields(self, new_fields: Any) -> None:
-        """See `ModelPort.take_fields`: only texts may differ."""
+        """See `CallPort.take_fields`: only texts may differ."""
         fields = self.request_sent.fields
         if new_fields != fields:
             self.request_sent = replace(self.request_sent, fields=with_texts(fields, fields, new_fields))
 
-    def send_flow(self, call: ModelCall) -> Flow[Sequence[ReplyPart[GateReply]] | None]:
-        """Not used: the endpoint's routes send the call."""
-        raise NotImplementedError
-        yield
-
     # ------------------------------------------------------------------ the reply
 
     def with_text(self, choice: GateReply, text: str) -> GateReply:
-        """See `ModelPort.with_text`."""
+        """See `CallPort.with_text`."""
         return replace(choice, text=text)
 
     def denied(self, choice: GateReply | None, decision: Decision, text: str) -> GateReply:
-        """See `ModelPort.denied`. Raises `GateRefusal` where the judgement failed."""
+        """See `CallPort.denied`. Raises `GateRefusal` where the judgement failed."""
         if choice is None or decision.fault:
             raise _refusal(decision)
         return replace(choice, text=text, tool_calls=(), reasoning="")
@@ -259,7 +254,7 @@ class EndpointCall(ModelPort[GateReply, "list[GateReply]"]):
         )
 
     def answer(self, choice: GateReply) -> str | None:
-        """See `ModelPort.answer`."""
+        """See `CallPort.answer`."""
         judged = choice.text and not choice.tool_calls and self.governor.covers(Point.OUTPUT)
         return choice.text if judged else None
 

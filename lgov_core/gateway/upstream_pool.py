@@ -163,30 +163,17 @@ class UpstreamPool:
     def readings(self) -> Iterable[Reading]:
         """The metrics of the servers."""
         now = time.monotonic()
-        up = {replica.label: float(replica.up(now)) for replica in self.replicas}
-        yield (
-            "gauge",
-            "lgov_upstream_up",
-            "1 while the upstream gets calls, 0 while it is left out after failures; by upstream.",
-            "upstream",
-            up,
+        up = "1 while the upstream gets calls, 0 while it is left out after failures; by upstream."
+        running = "Calls that the upstream is answering, by upstream."
+        failed = "Calls in which the upstream failed, by upstream."
+        metrics: tuple[tuple[str, str, str, Callable[[Replica], float]], ...] = (
+            ("gauge", "up", up, lambda replica: replica.up(now)),
+            ("gauge", "running", running, lambda replica: replica.running),
+            ("counter", "failures", failed, lambda replica: replica.failed),
         )
-        running = {replica.label: float(replica.running) for replica in self.replicas}
-        yield (
-            "gauge",
-            "lgov_upstream_running",
-            "Calls that the upstream is answering, by upstream.",
-            "upstream",
-            running,
-        )
-        failed = {replica.label: float(replica.failed) for replica in self.replicas}
-        yield (
-            "counter",
-            "lgov_upstream_failures",
-            "Calls in which the upstream failed, by upstream.",
-            "upstream",
-            failed,
-        )
+        for kind, name, text, value in metrics:
+            values = {replica.label: float(value(replica)) for replica in self.replicas}
+            yield kind, f"lgov_upstream_{name}", text, "upstream", values
 
 
 async def _check_one(replica: Replica, check: Callable[[str], Awaitable[bool]]) -> None:

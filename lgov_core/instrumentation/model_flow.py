@@ -3,17 +3,18 @@
 `model_flow` takes the steps in one order. An adapter is a `ModelPort`: it knows the framework's requests and replies, and
 says nothing about policy. `lgov_core.instrumentation.tool_call.tool_flow` is the same for tools.
 
-1. `ModelPort.begin` opens the call's span.
-2. `ModelPort.judge_input_flow` judges what users newly said (first round only).
-3. `ModelPort.request` is judged. Rewritten messages go to `ModelPort.take_messages`; what is not a list of messages that
+1. `CallPort.begin` opens the call's span.
+2. `CallPort.judge_input_flow` judges what users newly said (first round only).
+3. `CallPort.request` is judged. Rewritten messages go to `CallPort.take_messages`; what is not a list of messages that
    can be sent is a recorded denial (``lgov/unclear-transform``).
 4. `ModelPort.send_flow` sends the request inside the span, and gives the reply in parts.
 5. Each part is judged before the program gets it: its text and calls, then the acts that only the reply can be stopped at
-   (`ModelPort.judge_acts_flow`), then the text of a final answer.
+   (`CallPort.judge_acts_flow`), then the text of a final answer.
 6. Where acts were denied, the model reads why and is asked again, at most `MAX_ROUNDS` times (`ModelPort.ask_again`).
-7. `ModelPort.deliver` makes what the program gets.
+7. `CallPort.deliver_flow` makes what the program gets.
 
-Where others send the request (the endpoint's routes do), 1 to 3 are `judge_request_flow` and 5 to 7 `settle_flow`.
+Where others send the request (the endpoint's routes do), a `CallPort` is enough: 1 to 3 are `judge_request_flow`, 5 and 7
+`settle_flow`.
 
 A denial takes the place of what it denies; a decision that says abort is raised as `PolicyDenied`. Fails closed.
 """
@@ -66,18 +67,18 @@ class ReplyPart(Generic[C]):
     choices: Sequence[C] = field(default_factory=list[C])
 
 
-class ModelPort(ABC, Generic[C, R]):
+class CallPort(ABC, Generic[C, R]):
     """One model call of a program, in the terms of its framework; made for each call and used by one task or thread.
 
     ``C`` is the framework's type of one choice of a reply, ``R`` what the program gets. Methods that end in ``_flow`` may
-    wait; of these only `send_flow` and `deliver_flow` may emit pieces of a stream. What a method raises is raised to the
-    program, after the span was ended.
+    wait; of these only `ModelPort.send_flow` and `deliver_flow` may emit pieces of a stream. What a method raises is raised to
+    the program, after the span was ended.
     """
 
     governor: Governor
 
     def judging(self) -> AbstractContextManager[Any]:
-        """The context in which decisions are taken; not that of `send_flow`."""
+        """The context in which decisions are taken; not that of `ModelPort.send_flow`."""
         return nullcontext()
 
     # ------------------------------------------------------------------ the request
@@ -106,14 +107,6 @@ class ModelPort(ABC, Generic[C, R]):
 
     def take_fields(self, new_fields: Any) -> None:
         """Sends the argument ``fields`` of a transform instead, where `request` has one. Raises where it cannot be sent."""
-
-    @abstractmethod
-    def send_flow(self, call: ModelCall) -> Flow[Sequence[ReplyPart[C]] | None]:
-        """Sends the request inside the call's span; the reply, read in full.
-
-        None where there is none to judge: the port has ended the call itself, and delivers what it has. An error must have
-        ended the call too (`ModelCall.failed`). Raises `CallRefused` for a call that was not sent.
-        """
 
     # ------------------------------------------------------------------ the reply
 
@@ -157,13 +150,25 @@ class ModelPort(ABC, Generic[C, R]):
         """Returns whether anything that the choice proposes is left, so that the program goes on with it."""
         return False
 
+    @abstractmethod
+    def deliver_flow(self, choices: Sequence[Choice[C]] | None) -> Flow[R]:
+        """Returns the reply for the program; remembers what it does not get. None: there was no reply to judge."""
+
+
+class ModelPort(CallPort[C, R]):
+    """A `CallPort` that sends its request itself, and can ask the model again."""
+
+    @abstractmethod
+    def send_flow(self, call: ModelCall) -> Flow[Sequence[ReplyPart[C]] | None]:
+        """Sends the request inside the call's span; the reply, read in full.
+
+        None where there is none to judge: the port has ended the call itself, and delivers what it has. An error must have
+        ended the call too (`ModelCall.failed`). Raises `CallRefused` for a call that was not sent.
+        """
+
     def ask_again(self, choices: Sequence[Choice[C]]) -> bool:
         """Makes the request that tells the model what was denied. False where it cannot be told."""
         return False
-
-    @abstractmethod
-    def deliver_flow(self, choices: Sequence[Choice[C]] | None) -> Flow[R]:
-        """Returns the reply for the program; remembers what it does not get. None: `send_flow` gave no reply to judge."""
 
 
 def model_flow(port: ModelPort[C, R]) -> Flow[R]:
@@ -177,7 +182,7 @@ def model_flow(port: ModelPort[C, R]) -> Flow[R]:
     return (yield from _settle_flow(port, call, answer))
 
 
-def settle_flow(port: ModelPort[C, R], call: ModelCall, parts: Sequence[ReplyPart[C]] | None) -> Flow[R]:
+def settle_flow(port: CallPort[C, R], call: ModelCall, parts: Sequence[ReplyPart[C]] | None) -> Flow[R]:
     """The rest of `model_flow`, for a reply that another sent for, or that came after `ModelPort.send_flow` returned."""
     return (yield from _settle_flow(port, call, parts))
 
@@ -185,7 +190,7 @@ def settle_flow(port: ModelPort[C, R], call: ModelCall, parts: Sequence[ReplyPar
 _Answer = Sequence[ReplyPart[C]] | Decision | None
 
 
-def _settle_flow(port: ModelPort[C, R], call: ModelCall, answer: _Answer[C]) -> Flow[R]:
+def _settle_flow(port: CallPort[C, R], call: ModelCall, answer: _Answer[C]) -> Flow[R]:
     """Judges the reply, asks again while that helps, and delivers."""
     rounds = 0
     while True:
@@ -196,7 +201,8 @@ def _settle_flow(port: ModelPort[C, R], call: ModelCall, answer: _Answer[C]) -> 
                 choices = [Choice(port.denied(None, answer, answer.denial_message()), final=True)]
             else:
                 choices = yield from _judge_flow(port, call, answer)
-                if rounds < MAX_ROUNDS and any(choice.denials for choice in choices) and port.ask_again(choices):
+                denied = any(choice.denials for choice in choices)
+                if isinstance(port, ModelPort) and denied and rounds < MAX_ROUNDS and port.ask_again(choices):
                     rounds += 1
                     call = port.begin()
                     answer = yield from _ask_flow(port, call, first=False)
@@ -209,7 +215,7 @@ def _settle_flow(port: ModelPort[C, R], call: ModelCall, answer: _Answer[C]) -> 
         return (yield from port.deliver_flow(choices))
 
 
-def judge_request_flow(port: ModelPort[C, R], call: ModelCall, *, first: bool = True) -> Flow[Decision | None]:
+def judge_request_flow(port: CallPort[C, R], call: ModelCall, *, first: bool = True) -> Flow[Decision | None]:
     """Judges one request up to sending it: the decision by which it must not be sent, or None."""
     with port.judging():
         refusal = (yield from port.judge_input_flow(call)) if first else None
@@ -232,7 +238,7 @@ def _ask_flow(port: ModelPort[C, R], call: ModelCall, *, first: bool) -> Flow[_A
     return refusal
 
 
-def _judge_flow(port: ModelPort[C, R], call: ModelCall, parts: Sequence[ReplyPart[C]]) -> Flow[list[Choice[C]]]:
+def _judge_flow(port: CallPort[C, R], call: ModelCall, parts: Sequence[ReplyPart[C]]) -> Flow[list[Choice[C]]]:
     """Judges the parts of a reply and the acts that they propose; ends the span."""
     if not parts:
         call.ended()
@@ -249,7 +255,7 @@ def _judge_flow(port: ModelPort[C, R], call: ModelCall, parts: Sequence[ReplyPar
     return choices
 
 
-def _judge_part_flow(port: ModelPort[C, R], call: ModelCall, reply_part: ReplyPart[C]) -> Flow[list[Choice[C]]]:
+def _judge_part_flow(port: CallPort[C, R], call: ModelCall, reply_part: ReplyPart[C]) -> Flow[list[Choice[C]]]:
     decision = yield from call.reply_flow(reply_part.reading)
     changed: Sequence[C] | None = reply_part.choices
     if not decision.blocks:
@@ -263,7 +269,7 @@ def _judge_part_flow(port: ModelPort[C, R], call: ModelCall, reply_part: ReplyPa
     return [Choice(new, old) for new, old in zip(changed, reply_part.choices, strict=True)]
 
 
-def _answers_flow(port: ModelPort[C, R], call: ModelCall, choices: Sequence[Choice[C]]) -> Flow[list[Choice[C]]]:
+def _answers_flow(port: CallPort[C, R], call: ModelCall, choices: Sequence[Choice[C]]) -> Flow[list[Choice[C]]]:
     """Judges the answers among the choices; a choice of which all acts were denied becomes the denials."""
     settled: list[Choice[C]] = []
     for choice in choices:
@@ -280,7 +286,7 @@ def _answers_flow(port: ModelPort[C, R], call: ModelCall, choices: Sequence[Choi
     return settled
 
 
-def _denied(port: ModelPort[C, R], choice: C, decision: Decision) -> C:
+def _denied(port: CallPort[C, R], choice: C, decision: Decision) -> C:
     if decision.abort:
         raise PolicyDenied(decision)
     return port.denied(choice, decision, decision.denial_message())

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 from lgov_core.governor.conditions import Condition, ConditionError, condition_of
 from lgov_core.governor.judging import combine, fold
 from lgov_core.governor.rules import Rule, digest_of
-from lgov_core.policies.approval import ApprovalPolicy
-from lgov_core.policies.approval_requests import ApprovalRequest, ApprovalRequests
+from lgov_core.policies.approvals.policy import ApprovalPolicy
+from lgov_core.policies.approvals.requests import ApprovalRequest, ApprovalRequests
 from lgov_core.policies.base import BoundedPolicy, dry_run
+from lgov_core.policies.budgets.cost import CostControlPolicy, Spent
+from lgov_core.policies.budgets.counting import LoopPolicy, RateLimitPolicy
 from lgov_core.policies.content.pii import PIIPolicy
 from lgov_core.policies.content.secrets import SecretsPolicy
-from lgov_core.policies.cost import CostControlPolicy, Spent
-from lgov_core.policies.counting import LoopPolicy, RateLimitPolicy
-from lgov_core.policies.egress import EgressPolicy, PinnedURL
 from lgov_core.policies.loader import load_policies, load_policy_file
+from lgov_core.policies.network.egress import EgressPolicy, PinnedURL
 from lgov_core.policies.path import PathPolicy
 from lgov_core.policies.policy_set import ConstantPolicy, PolicySet
 from lgov_core.policies.presets import PRESETS, preset
@@ -28,7 +28,7 @@ from lgov_core.policies.tools import PinnedToolsPolicy, ToolPolicy
 from lgov_core.types import ObservingPolicy, Policy, PolicyFactory
 
 if TYPE_CHECKING:
-    from lgov_core.policies.fetch import guarded_connect, guarded_opener
+    from lgov_core.policies.network.fetch import guarded_connect, guarded_opener
 
 __all__ = [
     "BUILTIN_POLICIES", "PRESETS", "ApprovalPolicy", "ApprovalRequest", "ApprovalRequests", "BoundedPolicy",
@@ -44,7 +44,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # TLS and HTTP load with the first connection, not with the policies.
     if name in ("guarded_connect", "guarded_opener"):
-        from lgov_core.policies import fetch
+        from lgov_core.policies.network import fetch
 
         return getattr(fetch, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Final
 
 from lgov_core._util.containers import BoundedDict
 from lgov_core.governor.options import matches_any, surely_matches
-from lgov_core.policies.addresses import KINDS, Address, AddressKind, addresses, covers, page_of
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.content.text_views import INVISIBLE, written_number
+from lgov_core.policies.network.addresses import KINDS, Address, AddressKind, addresses, covers, page_of
 from lgov_core.policies.options import Count, PolicyOptions, Text, Texts, YesOrNo, takes
 from lgov_core.types import Action, Decision, Point
 

@@ -9,12 +9,12 @@ from typing import Any, Final, cast
 
 from lgov_core.errors import PluginError
 from lgov_core.plugins import make_plugin_manager
-from lgov_core.policies.approval import ApprovalPolicy
+from lgov_core.policies.approvals.policy import ApprovalPolicy
+from lgov_core.policies.budgets.cost import CostControlPolicy
+from lgov_core.policies.budgets.counting import LoopPolicy, RateLimitPolicy
 from lgov_core.policies.content.pii import PIIPolicy
 from lgov_core.policies.content.secrets import SecretsPolicy
-from lgov_core.policies.cost import CostControlPolicy
-from lgov_core.policies.counting import LoopPolicy, RateLimitPolicy
-from lgov_core.policies.egress import EgressPolicy
+from lgov_core.policies.network.egress import EgressPolicy
 from lgov_core.policies.options import PolicyOptions, Text, takes
 from lgov_core.policies.path import PathPolicy
 from lgov_core.policies.policy_set import ConstantPolicy

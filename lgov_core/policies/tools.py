@@ -24,7 +24,7 @@ from lgov_core.errors import PolicyError
 from lgov_core.governor.matchers import LinearPattern, PatternLimit, pattern_steps
 from lgov_core.governor.options import surely_matches
 from lgov_core.policies.base import BoundedPolicy, DataFile, in_dry_run
-from lgov_core.policies.ledger import SharedDatabase
+from lgov_core.policies.budgets.ledger import SharedDatabase
 from lgov_core.policies.options import PolicyOptions, Text, Texts, takes
 from lgov_core.types import Action, Decision, Point, Severity
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lgov_core.governance import Governance
-from lgov_core.policies import approval_requests
+from lgov_core.policies.approvals import requests as approval_requests
 from lgov_core.process.governed import (
     Blocked,
     FrameworkGuard,

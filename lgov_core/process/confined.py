@@ -85,7 +85,7 @@ def _stores(confined: ConfinedPolicy | None) -> dict[str, list[Mapping[str, Any]
 def _requests(store: str, rules: Sequence[Mapping[str, Any]]) -> ApprovalRequests:
     """The requests in a file: an approval holds no longer than the longest ``expires_s`` of its rules says."""
     from lgov_core.policies import ApprovalRequests
-    from lgov_core.policies.approval_requests import Notice
+    from lgov_core.policies.approvals.requests import Notice
 
     longest = max(rule.get("expires_s", 3600.0) for rule in rules)  # as `ApprovalPolicy` has it
     notices = [Notice.of("approval", rule.get("command", ()), rule.get("webhook")) for rule in rules]

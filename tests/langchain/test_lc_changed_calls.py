@@ -18,7 +18,7 @@ from scripted import ModelServer, Witness, at, calls, deny, make_governor, says
 
 from lgov_core.errors import PolicyDenied
 from lgov_core.governor import Governor
-from lgov_core.policies.cost import CostControlPolicy
+from lgov_core.policies.budgets.cost import CostControlPolicy
 from lgov_core.types import Action, Decision, Effect, Point
 from lgov_langchain import LgovMiddleware, instrument, uninstrument, wrap_tool_node
 

@@ -197,7 +197,7 @@ def test_a_budget_that_was_dropped_is_no_fresh_budget() -> None:
 
 
 def test_reservations_that_never_come_back_end_as_spent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lgov_core.policies.ledger.MAX_OPEN", 3)
+    monkeypatch.setattr("lgov_core.policies.budgets.ledger.MAX_OPEN", 3)
     policy = CostControlPolicy(max_calls=1000)
     for number in range(10):
         policy.judge(tool(f"op_{number}"))

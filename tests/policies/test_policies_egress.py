@@ -15,7 +15,7 @@ import pytest
 
 from lgov_core.errors import PolicyDenied, PolicyError
 from lgov_core.policies import EgressPolicy, guarded_connect, guarded_opener, load_policies
-from lgov_core.policies.egress import why_closed
+from lgov_core.policies.network.egress import why_closed
 from lgov_core.types import Action, Point
 
 

@@ -144,7 +144,7 @@ def test_under_a_governor(as_plugin: bool) -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lgov_core.policies.counting.MAX_ROLLOUTS", 3)
+    monkeypatch.setattr("lgov_core.policies.budgets.counting.MAX_ROLLOUTS", 3)
     policy = LoopPolicy(1)
     for number in range(10):
         policy.judge(call("t", f"ro_{number}"))

@@ -13,7 +13,7 @@ import pytest
 
 from lgov_core.governor import Governor
 from lgov_core.policies import load_policy_file
-from lgov_core.policies.approval_requests import ApprovalRequests
+from lgov_core.policies.approvals.requests import ApprovalRequests
 from lgov_core.types import Action, Point
 from lgov_core.views.governance import approval_files
 from tests.window.conftest import Browser, Opened

@@ -23,8 +23,8 @@ from lgov_core._util.json_text import canonical_json
 from lgov_core._util.sqlite_file import FileKind
 from lgov_core.errors import PolicyError
 from lgov_core.governor.options import positive_integer, positive_number, string_tuple
-from lgov_core.policies.counting import now_of
-from lgov_core.policies.ledger import SharedDatabase
+from lgov_core.policies.budgets.counting import now_of
+from lgov_core.policies.budgets.ledger import SharedDatabase
 from lgov_core.types import new_id
 
 _LOG = logging.getLogger("lgov.approvals")

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy, in_dry_run
-from lgov_core.policies.counting import (
+from lgov_core.policies.budgets.counting import (
     COMMON,
     NOT_MADE,
     Judgements,
@@ -21,7 +21,7 @@ from lgov_core.policies.counting import (
     decided,
     now_of,
 )
-from lgov_core.policies.ledger import (
+from lgov_core.policies.budgets.ledger import (
     NANO,
     Amount,
     Balance,

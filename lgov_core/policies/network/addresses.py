@@ -128,7 +128,7 @@ def page_of(url: Address) -> str:
     return re.split("[?#]", url.form, maxsplit=1)[0]
 
 
-_DATA: Final = DataFile("lgov_core.policies", "addresses.yaml")
+_DATA: Final = DataFile("lgov_core.policies.network", "addresses.yaml")
 _re = _DATA.pattern
 _SLASHES = "/\\"
 _TRAILING = ".,;:!?)]}'\"*_»›”’"

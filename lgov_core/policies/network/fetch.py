@@ -11,7 +11,7 @@ from email.message import Message
 from typing import IO, Any
 
 from lgov_core.errors import PolicyDenied
-from lgov_core.policies.egress import EgressPolicy, PinnedURL
+from lgov_core.policies.network.egress import EgressPolicy, PinnedURL
 
 #: Headers that belong to one host and are dropped when a redirect leads to another.
 _HOST_HEADERS = ("Authorization", "Cookie", "Proxy-authorization")

@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from lgov_core._util.sqlite_file import FileKind, describe, file_identity, open_sqlite, require_same_file
 from lgov_core.errors import PolicyError
-from lgov_core.policies.counting import SharedState
+from lgov_core.policies.budgets.counting import SharedState
 
 #: One US dollar. Money is counted in whole billionths of one, so that sums are exact.
 NANO: Final = 1_000_000_000
