@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lgov_core.errors import InstrumentationError, LgovError
+from lgov_core.places import DEFAULT_AUDIT, GoverningPlaces, in_force
 
 if TYPE_CHECKING:
     from lgov_core.air import AirRules, RuleSet
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from lgov_core.store import TraceStore
     from lgov_core.types import Span
 
-#: The record where none is named: in the working folder.
-DEFAULT_AUDIT: Final = Path(".lgov") / "audit.db"
 _PATHS: Final = ("policy", "audit", "audit_key", "heads", "air")
 
 
@@ -100,6 +99,10 @@ class Governance:
         """Reads what `as_json` wrote. Raises `TypeError` for anything that is missing or unknown."""
         values = {name: Path(text) if name in _PATHS and text is not None else text for name, text in value.items()}
         return cls(**{**values, "redact": tuple(value["redact"])})  # pyright: ignore[reportArgumentType]
+
+    def places(self, *programs: Path) -> GoverningPlaces:
+        """The places that govern a run in the working folder; ``programs`` are folders of programs that it runs."""
+        return GoverningPlaces.of(self, Path.cwd(), programs=programs)
 
     # ------------------------------------------------------------------ opening
 
@@ -186,7 +189,8 @@ class Governance:
             return open_in_box(self.broker, self.policy, self.redact)
         from lgov_core.policies import load_policy_file
 
-        policies = load_policy_file(self.policy)
+        with in_force(self.places()):
+            policies = load_policy_file(self.policy)
         return policies, self.open_record(policies.digest or "")
 
     def _brokered_log(self, broker: str) -> BrokeredLog:

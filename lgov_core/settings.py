@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, UnionType
@@ -185,21 +185,29 @@ def _from_file(folder: Path) -> _Values:
     return _read(table, {name: f"{path.name}{where[name]}" for name in table}, base=path.parent)
 
 
+def settings_places(folder: Path) -> Iterator[Path]:
+    """Every place where a run that begins in ``folder`` looks for settings, the nearest first, existing or not."""
+    for parent in (folder, *folder.parents):
+        yield parent / "lgov.toml"
+        yield parent / "pyproject.toml"
+        if (parent / ".git").exists():
+            return
+
+
 def _settings_file(folder: Path) -> tuple[Path, Mapping[str, Any], str] | None:
     """The nearest settings file from ``folder`` upwards: its path, its table and its text."""
-    for parent in (folder, *folder.parents):
-        if (path := parent / "lgov.toml").is_file():
-            return path, *_parse(path)
-        if (path := parent / "pyproject.toml").is_file():
-            document, text = _parse(path)
-            tools = document.get("tool", {})
-            table = tools.get("lgov") if isinstance(tools, dict) else None
-            if isinstance(table, dict):
-                return path, table, text
-            if table is not None:
-                raise SettingsError(f"{path}: tool.lgov is not a table", hint="write [tool.lgov]")
-        if (parent / ".git").exists():
-            return None
+    for path in settings_places(folder):
+        if not path.is_file():
+            continue
+        document, text = _parse(path)
+        if path.name == "lgov.toml":
+            return path, document, text
+        tools = document.get("tool", {})
+        table = tools.get("lgov") if isinstance(tools, dict) else None
+        if isinstance(table, dict):
+            return path, table, text
+        if table is not None:
+            raise SettingsError(f"{path}: tool.lgov is not a table", hint="write [tool.lgov]")
     return None
 
 

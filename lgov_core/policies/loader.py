@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -20,6 +21,7 @@ from lgov_core._util.words import suggest_name
 from lgov_core.errors import PolicyError, PolicyFileError
 from lgov_core.governor.conditions import ConditionProblem, compiled
 from lgov_core.governor.rules import Default, Rule
+from lgov_core.places import GoverningPlaces, in_force, places_for
 from lgov_core.policies.base import in_dry_run
 from lgov_core.policies.confinement import check_confinement, document_digest, in_box
 from lgov_core.policies.document import Place, read_yaml
@@ -173,7 +175,8 @@ class _Loading:
         if "confine" in document:
             check_confinement(document["confine"], self.source, self.lines)
             self.boxed = self.boxed or in_dry_run()  # nothing is run here, and there is a box to run it in
-        rules = self.rules(cast("Sequence[Any]", top.rules))
+        with in_force(self.governing(top.rules)):
+            rules = self.rules(cast("Sequence[Any]", top.rules))
         names = [rule.name for rule in rules]
         for index, rule_name in enumerate(names):
             if rule_name in names[:index]:
@@ -183,6 +186,23 @@ class _Loading:
         except (TypeError, ValueError) as error:
             raise self.error((), f"the document holds what JSON cannot: {error}") from error
         return PolicySet(rules, default=top.default, mode=top.mode, name=top.name, digest=digest)
+
+    def governing(self, rules: Sequence[Any]) -> GoverningPlaces:
+        """The places in force with those that the document names: itself, stores and ledgers, the code of plugins."""
+        obeyed = [] if self.folder is None else [os.path.abspath(self.source)]
+        kept: list[str] = []
+        for rule in rules:
+            if not isinstance(rule, Mapping) or rule.get("use") not in self.registry:
+                continue
+            kind, options = options_kind(self.registry[str(rule["use"])]), rule.get("with")
+            if kind is None or not isinstance(options, Mapping):
+                continue
+            for option in kind.governing:
+                files = folder_joined(self.folder, options.get(option))
+                listed = files if isinstance(files, list) else [files]
+                kept += [os.path.abspath(file) for file in listed if isinstance(file, str)]
+        named = GoverningPlaces(tuple(obeyed), tuple(kept))
+        return named if self.folder is None else places_for(self.folder).and_of(named)
 
     def rules(self, rules: Sequence[Any]) -> list[Rule]:
         loaded: list[Rule] = []

@@ -14,6 +14,7 @@ from urllib.parse import unquote_to_bytes
 
 from lgov_core.errors import PolicyDenied, PolicyError
 from lgov_core.governor.options import argument_names, names
+from lgov_core.places import places_for
 from lgov_core.policies.base import BoundedPolicy, Unclear
 from lgov_core.policies.content.secrets import SECRET_NAMES
 from lgov_core.policies.options import Names, PolicyOptions, Text, Texts, takes
@@ -233,6 +234,7 @@ class PathPolicy(BoundedPolicy):
             raise PolicyError(f"{name}: roots is empty", hint="name the folders that the tool may touch")
         self.roots = tuple(_folder(name, "roots", root) for root in folders)
         self.cwd = self.roots[0] if cwd is None else _folder(name, "cwd", cwd)
+        self.places = places_for(self.cwd)
         self.arguments = (
             PATH_ARGUMENTS if options.argument is None else argument_names(name, options.argument, "the path")
         )
@@ -257,8 +259,9 @@ class PathPolicy(BoundedPolicy):
             return self.deny("path-missing", f"Give the path as text in the argument {names}.", Severity.MEDIUM)
         if len(texts) > MAX_PATHS:
             return self.deny("path-too-many", f"Give at most {MAX_PATHS} paths at a time.", Severity.MEDIUM)
+        call_text = str(action.arguments) if any("pyproject" in text.casefold() for text in texts) else ""
         for text in (*folders, *texts, *moved):
-            decision = self.judge_path(text)
+            decision = self.judge_path(text, call_text)
             if decision.blocks:
                 return decision
         return self.allow()
@@ -272,12 +275,12 @@ class PathPolicy(BoundedPolicy):
         yield from (value for value in values if value is not None)  # an optional path that was left out names nothing
         yield from _within({name: value for name, value in arguments.items() if name not in self.arguments})
 
-    def judge_path(self, text: str) -> Decision:
-        """The verdict on one path."""
+    def judge_path(self, text: str, call_text: str = "") -> Decision:
+        """The verdict on one path; ``call_text`` is what the call says beside it."""
         try:
-            self._real(text)
+            self._real(text, call_text)
         except Unclear as unclear:
-            outside = unclear.rule in ("path-outside", "path-denied")
+            outside = unclear.rule in ("path-outside", "path-denied", "path-governs")
             return self.deny(unclear.rule, unclear.reason, Severity.HIGH if outside else Severity.MEDIUM)
         except OSError as error:
             what = error.strerror or type(error).__name__
@@ -293,19 +296,21 @@ class PathPolicy(BoundedPolicy):
 
     # ------------------------------------------------------------------ one path
 
-    def _real(self, text: str) -> str:
-        _, *others = plain_path(text)
+    def _real(self, text: str, call_text: str = "") -> str:
+        first, *others = plain_path(text)
         for other in others:  # a tool may take it for any of them
-            self._place(other)
-        return self._place(text)
+            self._place(other, call_text)
+        return self._place(first, call_text)
 
-    def _place(self, text: str) -> str:
+    def _place(self, text: str, call_text: str) -> str:
         whole = os.path.join(self.cwd, text)
         written = os.path.normpath(whole)
         places = [(root, _followed(root)) for root in self.roots]
         self._check_names(written, {root for alternatives in places for root in alternatives}, text)
         real = _followed(whole, watch=not any(_inside(written, kernel) for kernel in _KERNEL))
         self._check_names(real, {root for _, root in places}, text)
+        if reason := self.places.writes(written, call_text) or self.places.writes(real, call_text):
+            raise Unclear("path-governs", reason)
         try:
             mode = os.lstat(real).st_mode
         except (FileNotFoundError, NotADirectoryError):

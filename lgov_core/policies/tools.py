@@ -94,7 +94,7 @@ def digest_of_definition(definition: str) -> str:
 class PinnedToolsOptions(PolicyOptions, frozen=True, kw_only=True):
     """The options of a `PinnedToolsPolicy`."""
 
-    paths = ("store",)
+    paths = governing = ("store",)
     in_python = MappingProxyType({"store": (os.PathLike,)})
 
     store: str | os.PathLike[str] | None = None
