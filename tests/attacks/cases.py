@@ -2,7 +2,8 @@
 
 A row is a case as `lgov_core.authoring.replay` reads it, without ``expect``: what is malicious must be denied, what is
 benign allowed. ``policy`` names a setting of the kind where it has several. Rows of ``*_sequences.jsonl`` say what they
-expect, and those of one ``sequence`` are judged in order by the same policies.
+expect, and those of one ``sequence`` are judged in order by the same policies. ``sql_open_writes`` are everyday statements that
+change rows which no value names, and which are therefore denied unless the policy lists the column in ``ranges``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from tests.attacks import shell_cases
 
 HERE = Path(__file__).parent
 KINDS = (
-    "limits", "paths", "pii", "provenance", "secrets", "sql_guarded", "sql_read_only", "tool_arguments", "urls",
+    "limits", "paths", "pii", "provenance", "secrets", "sql_guarded", "sql_open_writes", "sql_read_only",
+    "tool_arguments", "urls",
 )  # fmt: skip
 
 

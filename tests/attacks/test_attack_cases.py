@@ -19,6 +19,7 @@ EXACT = {
     "paths": (245, 246, 164, 170),
     "pii": (310, 314, 307, 308),
     "provenance": (241, 241, 158, 159),
+    "sql_open_writes": (0, 0, 0, 120),
     "secrets": (433, 438, 309, 309),
     "tool_arguments": (163, 163, 106, 106),
     "urls": (456, 458, 236, 237),
@@ -53,7 +54,7 @@ def test_ids_are_unique_and_every_case_says_why(kind: str) -> None:
 
 
 def test_the_sql_cases_are_of_many_dialects() -> None:
-    found = [case for kind in ("sql_guarded", "sql_read_only") for case in cases(kind)]
+    found = [case for kind in ("sql_guarded", "sql_open_writes", "sql_read_only") for case in cases(kind)]
     assert len({case.action.context["dialect"] for case in found}) >= 11
 
 

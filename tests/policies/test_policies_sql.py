@@ -202,6 +202,36 @@ def test_a_catalog_is_open_only_when_it_is_named() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("dialect", "tables"),
+    [
+        ("postgres", "pg_class pg_stat_activity information_schema.tables"),
+        ("redshift", "svv_tables stl_query svcs_query_summary"),
+        ("mysql", "mysql.user performance_schema.threads sys.session"),
+        ("duckdb", "duckdb_secrets information_schema.tables"),
+        ("tsql", "sys.tables master..sysdatabases sysobjects"),
+        ("oracle", "all_tables v$session x$ksppi sys.user$ dict session_privs role_tab_privs cat"),
+        ("snowflake", "snowflake.account_usage.users db.information_schema.tables"),
+        ("bigquery", "ds.INFORMATION_SCHEMA.TABLES ds.__TABLES__"),
+        ("databricks", "system.access.audit main.information_schema.columns"),
+        ("trino", "system.runtime.queries hive.information_schema.columns"),
+        ("clickhouse", "system.users _temporary_and_external_tables.x"),
+        ("teradata", "dbc.tables syslib.x dbqlogtbl"),
+        ("materialize", "mz_tables mz_internal.x"),
+        ("risingwave", "rw_catalog.rw_tables"),
+        ("exasol", "exa_all_tables exa_statistics.exa_usage_last_day"),
+        ("doris", "__internal_schema.x"),
+        ("singlestore", "memsql.x"),
+        ("fabric", "queryinsights.exec_requests_history sys.tables"),
+    ],
+)
+def test_the_catalog_of_every_dialect_is_closed(dialect: str, tables: str) -> None:
+    policy = SQLPolicy(dialect=dialect, mode="read_only")
+    for table in tables.split():
+        assert policy.judge_sql(f"SELECT * FROM {table}").rule == "sql-catalog", table
+    assert not policy.judge_sql("SELECT id FROM orders").blocks
+
+
 def test_further_functions_can_be_made_known() -> None:
     policy = SQLPolicy(dialect="sqlite", mode="read_only", functions=["Distance", "load_extension"])
     assert not policy.judge_sql("SELECT distance(1, 2)").blocks

@@ -131,11 +131,28 @@ def test_harmless_statements_are_let_through() -> None:
 
 # ---------------------------------------------------------------------- writes without a limit
 
-LIMITS = ("id = 2", "name = 'b'", "id IN (1, 2)", "pay > 25", "pay <= 25", "id <> 2", "id != 3", "name LIKE 'a%'")
-LIMITS += ("id BETWEEN 1 AND 2", "NOT id = 2", "name IS 'c'", "id NOT IN (3)", "lower(name) = 'd'")
-LIMITS += ("id IN (SELECT value FROM json_each('[1, 2]'))", "id IN (WITH p(x) AS (VALUES (1)) SELECT x FROM p)")
-LIMITS += ("id IN (SELECT s.id FROM staff s WHERE s.pay > 25 UNION SELECT 1)",)
-LIMITS += ("name NOT LIKE 'a%'", "name LIKE 'a' || '%'", "id IN (SELECT s.id FROM staff s WHERE s.pay > 25)")
+#: Conditions that name rows by values, and such as leave rows out without naming them.
+NAMED = (
+    "id = 2",
+    "name = 'b'",
+    "id IN (1, 2)",
+    "lower(name) = 'd'",
+    "(id, name) IN ((1, 'a'), (2, 'b'))",
+)
+NAMED += ("id IN (WITH p(x) AS (VALUES (1)) SELECT x FROM p)", "id IN (SELECT s.id FROM staff s WHERE s.pay = 20)")
+NAMED += ("id = (SELECT max(s.id) FROM staff s WHERE s.name = 'b')", "id IN (SELECT id FROM staff WHERE name = 'a')")
+OPEN = (
+    "pay > 25",
+    "pay <= 25",
+    "id <> 2",
+    "id != 3",
+    "name LIKE 'a%'",
+    "id BETWEEN 1 AND 2",
+    "NOT id = 2",
+    "id NOT IN (3)",
+)
+OPEN += ("id IN (SELECT value FROM json_each('[1, 2]'))", "name NOT LIKE 'a%'", "name LIKE 'a' || '%'")
+OPEN += ("id IN (SELECT s.id FROM staff s WHERE s.pay > 25)", "id = 1 OR id = 2", "name IS 'c'", "id IS NULL")
 EVERYTHING = (
     "1",
     "1=1",
@@ -193,7 +210,7 @@ EVERYTHING += ("id IN (SELECT id FROM (SELECT * FROM staff))", "id", "id % 1 = 0
 
 def condition(source: random.Random, depth: int) -> str:
     if depth == 0 or source.random() < 0.2:
-        return source.choice(LIMITS if source.random() < 0.5 else EVERYTHING)
+        return source.choice(source.choice((NAMED, OPEN, EVERYTHING)))
     one, two = condition(source, depth - 1), condition(source, depth - 1)
     return source.choice((f"({one} AND {two})", f"({one} OR {two})", f"{one} OR {two}", f"NOT ({one})", f"({one})"))
 
@@ -223,7 +240,15 @@ def test_a_write_that_hits_every_row_is_denied() -> None:
     assert all_rows > 100
 
 
-@pytest.mark.parametrize("where", LIMITS)
-def test_a_limited_write_is_let_through(where: str) -> None:
-    assert not POLICIES["guarded"].judge_sql(f"UPDATE staff SET pay = 0 WHERE {where}").blocks
-    assert not POLICIES["guarded"].judge_sql(f"DELETE FROM staff WHERE {where} AND id < 100").blocks
+@pytest.mark.parametrize("where", NAMED)
+def test_a_write_to_rows_that_values_name_is_let_through(where: str) -> None:
+    assert not touches_all_rows(where)
+    for text in (f"UPDATE staff SET pay = 0 WHERE {where}", f"DELETE FROM staff WHERE {where} AND id < 100"):
+        decision = POLICIES["guarded"].judge_sql(text)
+        assert not decision.blocks, (text, decision.reason)
+
+
+@pytest.mark.parametrize("where", OPEN)
+def test_a_write_to_rows_that_no_value_names_is_denied(where: str) -> None:
+    for text in (f"UPDATE staff SET pay = 0 WHERE {where}", f"DELETE FROM staff WHERE {where} AND pay < 100"):
+        assert POLICIES["guarded"].judge_sql(text).rule == "sql-unbounded-write", text

@@ -80,7 +80,8 @@ def is_catalog(schema: str, table: str, dialect: str) -> bool:
 
     Names in lower case; ``schema`` may be several, from the outermost in, with dots between.
     """
-    if dialect == "oracle" and pattern("oracle_catalog_tables").fullmatch(table):
+    own = DATA.content["catalog_of"].get(dialect)
+    if own is not None and any(re.fullmatch(own, name) for name in (table, *schema.split("."))):
         return True
     if pattern("catalog_tables").fullmatch(table) or schema.partition(".")[0] in words("catalogs"):
         return True
@@ -157,7 +158,7 @@ Mode = Literal["guarded", "read_only"]
 class SQLRules:
     """The options of a `SQLPolicy` that judge a text, checked. Names and globs are in lower case.
 
-    ``columns`` are pairs of globs: for the table and for the column.
+    ``columns`` and ``ranges`` are pairs of globs: for the table and for the column.
     """
 
     mode: Mode
@@ -167,6 +168,7 @@ class SQLRules:
     columns: tuple[tuple[str, str], ...]
     functions: frozenset[str]
     max_rows: int | None
+    ranges: tuple[tuple[str, str], ...] = ()
 
 
 _TRINO = frozenset({"trino", "presto", "athena"})

@@ -42,6 +42,7 @@ class SQLOptions(PolicyOptions, frozen=True):
     tables: Texts | None = None
     columns: Texts | None = ()
     functions: Texts = ()
+    ranges: Texts = ()
     max_rows: Count | None = None
     name: Text = "SQLPolicy"
 
@@ -52,10 +53,6 @@ def _rules_of(options: SQLOptions) -> SQLRules:
     denied_tables = tuple(item[6:].strip().lower() for item in denied if item.lower().startswith("table:"))
     if not all(denied_tables):
         raise PolicyError(f"{name}: deny has a table: without a name", hint="write table:NAME")
-    columns = [tuple(glob.lower().strip().rpartition(".")[::2]) for glob in options.columns or ()]
-    for glob, pair in zip(options.columns or (), columns, strict=True):
-        if not all(pair):
-            raise PolicyError(f"{name}: columns has {glob!r}", hint="write table.column")
     return SQLRules(
         mode=options.mode,
         denied_kinds=frozenset(
@@ -63,18 +60,28 @@ def _rules_of(options: SQLOptions) -> SQLRules:
         ),
         denied_tables=denied_tables,
         tables=None if options.tables is None else tuple(glob.lower() for glob in options.tables),
-        columns=tuple((table, column) for table, column in columns),
+        columns=_columns(name, "columns", options.columns or ()),
+        ranges=_columns(name, "ranges", options.ranges),
         functions=frozenset(function.lower() for function in options.functions),
         max_rows=options.max_rows,
     )
+
+
+def _columns(policy: str, option: str, globs: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    for glob in globs:
+        if not all(glob.strip().rpartition(".")[::2]):
+            raise PolicyError(f"{policy}: {option} has {glob!r}", hint="write table.column")
+    return tuple((table, column) for table, _, column in (glob.lower().strip().rpartition(".") for glob in globs))
 
 
 class SQLPolicy(BoundedPolicy):
     """Checks the SQL that a tool is about to run, statement by statement, by its syntax tree.
 
     ``mode`` is ``read_only`` (only statements that read, only known functions) or ``guarded`` (also INSERT, plain CREATE,
-    transactions, UPDATE and DELETE with a WHERE that limits the rows, and MERGE that removes nothing and is tied to its
-    source). Both allow statements that only describe tables (``DESCRIBE t``, ``SHOW TABLES``, ``PRAGMA table_info(t)``).
+    transactions, UPDATE and DELETE with a WHERE that names the rows, and MERGE that removes nothing and is tied to its
+    source). A WHERE names rows by ``column = value`` or ``column IN (values)``, joined by AND; open comparisons (``<``,
+    ``<>``, LIKE), OR and NOT never do, but for ``<``, ``>`` and BETWEEN of the columns in ``ranges`` (globs, ``table.column``).
+    Both allow statements that only describe tables (``DESCRIBE t``, ``SHOW TABLES``, ``PRAGMA table_info(t)``).
 
     ``deny`` closes kinds of statement (``"DELETE"``, at any level of nesting) and tables (``"table:salary*"``: globs, letter
     case ignored; with a dot for ``schema.table``, without one for every schema). ``tables`` are such globs for the only

@@ -25,6 +25,7 @@ from lgov_core.policies.sql.names import (
     unbounded_write,
     unparsable,
 )
+from lgov_core.policies.sql.row_limit import NoLimit, limited, same_but_for_the_limit
 from lgov_core.policies.sql.text import (
     MYSQL_FAMILY,
     OPENINGS,
@@ -50,9 +51,9 @@ from lgov_core.policies.sql.tree import (
     reached_column,
     removed_first,
 )
-from lgov_core.policies.sql.values import NoLimit, limited, same_but_for_the_limit
 from lgov_core.types import Severity
 
+NAMES_ROWS = "that names the rows: column = value or column IN (values), joined by AND"
 PLAIN_CREATE = "Only a plain CREATE TABLE, VIEW or INDEX is allowed."
 #: Words that name a file where the parser may see an alias, and the dialects that have them.
 _FILE_WORDS = frozenset({"infile", "outfile", "dumpfile"})
@@ -161,22 +162,19 @@ class TreeChecks:
             raise Refusal("sql-denied-table", f"The table {table} must not be touched.", Severity.HIGH)
 
     def _check_write(self, node: exp.Expr) -> None:
-        """Refuses writes that may touch every row, and what a plain CREATE does not do."""
+        """Refuses writes whose rows no value names, and what a plain CREATE does not do."""
+        ranges = self.settings.ranges
         if isinstance(node, exp.Update | exp.Delete):
-            if not isinstance(node.parent, exp.When) and not sql_where.limits(node, self.dialect):
-                raise unbounded_write(
-                    f"{node.key.upper()} needs a WHERE that compares a column of its table with a value."
-                )
+            if not isinstance(node.parent, exp.When) and not sql_where.limits(node, self.dialect, ranges):
+                raise unbounded_write(f"{node.key.upper()} needs a WHERE {NAMES_ROWS}.")
         elif isinstance(node, exp.Insert):
             if changes_rows(node) and sql_where.upserts_itself(node, self.dialect):
                 raise unbounded_write(
                     "An INSERT that changes rows must not take them all from the table that it changes."
                 )
             removed = removed_first(node)
-            if removed is not None and not sql_where.limits(removed, self.dialect):
-                raise unbounded_write(
-                    "REPLACE WHERE needs a condition that compares a column of its table with a value."
-                )
+            if removed is not None and not sql_where.limits(removed, self.dialect, ranges):
+                raise unbounded_write(f"REPLACE WHERE needs a condition {NAMES_ROWS}.")
         elif isinstance(node, exp.Merge):
             if merge_removes(node):
                 raise denied_statement("MERGE may only insert rows, and update those that match.")
