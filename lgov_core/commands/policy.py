@@ -13,6 +13,7 @@ import click
 from lgov_core.commands.group import Exit, effect_text, show_error, write_json, write_result, write_table
 from lgov_core.commands.options import EXISTING_FILE, PATH, command
 from lgov_core.errors import PolicyError
+from lgov_core.governor.rules import trusted_programs
 
 if TYPE_CHECKING:
     from lgov_core.governor.judging import RuleVerdict
@@ -45,12 +46,19 @@ def check(ctx: click.Context, file: Path, as_json: bool) -> None:
                 show_error(problem, as_json=False)
         ctx.exit(Exit.FINDING)
     rules = [rule.name for rule in policies.rules]
+    programs = trusted_programs([policies])
     text = (
         f"{file}: ok\n  {policies.name}: {len(rules)} rules ({', '.join(rules)})\n"
         f"  mode {policies.mode}; acts that no rule permits: {policies.default}\n  digest {policies.digest}"
     )
+    if programs:
+        text += f"\n  runs the folder's code: {', '.join(programs)}"
     about = {"name": policies.name, "mode": policies.mode, "default": policies.default, "digest": policies.digest}
-    write_result({"file": str(file), "ok": True, "problems": [], **about, "rules": rules}, text, as_json=as_json)
+    write_result(
+        {"file": str(file), "ok": True, "problems": [], **about, "rules": rules, "runs_code": programs},
+        text,
+        as_json=as_json,
+    )
     if policies.mode == "shadow" and not as_json:
         click.echo("  note: in shadow mode nothing is blocked, decisions are only recorded", err=True)
     if policies.default == "deny" and not any(rule.permits for rule in policies.rules) and not as_json:

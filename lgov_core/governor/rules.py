@@ -177,6 +177,17 @@ def by_rules(judge: _Judge) -> _Judge:
     return judge
 
 
+def trusted_programs(policies: Iterable[Policy]) -> list[str]:
+    """The programs that rules of these policies let run the folder's code outside of a box: their ``runs_code``."""
+    programs: dict[str, None] = {}
+    for policy in policies:
+        if getattr(policy.judge, "by_rules", False):
+            members: OrderedRules = policy.in_force()  # pyright: ignore[reportAttributeAccessIssue]
+            programs.update(dict.fromkeys(trusted_programs(rule.policy for rule in members.rules)))
+        programs.update(dict.fromkeys(getattr(policy, "runs_code", ())))
+    return list(programs)
+
+
 def _points(rule: str, points: object) -> tuple[Point, ...]:
     if isinstance(points, str) or not isinstance(points, Sequence):
         raise PolicyError(f"rule {rule}: on must be a list of points, not {points!r}", hint="write on: [...]")

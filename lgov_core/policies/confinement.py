@@ -9,7 +9,9 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -105,9 +107,25 @@ class ConfineRules:
 MARK: Final = "/.lgov-box"
 
 
+_FOR_BOX: ContextVar[bool] = ContextVar("lgov_for_box", default=False)
+
+
+@contextmanager
+def made_for_box() -> Generator[None]:
+    """Policies that are made inside the block are for calls in a box."""
+    token = _FOR_BOX.set(True)
+    try:
+        yield
+    finally:
+        _FOR_BOX.reset(token)
+
+
 def in_box() -> bool:
-    """Returns whether this process is in a box that has its own root. Every process that is started in a box is."""
-    return os.path.isdir(MARK)
+    """Returns whether this process is in a box that has its own root. Every process that is started in a box is.
+
+    It is so as well inside `made_for_box`.
+    """
+    return _FOR_BOX.get() or os.path.isdir(MARK)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -23,7 +24,7 @@ from lgov_core.governor.conditions import ConditionProblem, compiled
 from lgov_core.governor.rules import Default, Rule
 from lgov_core.places import GoverningPlaces, in_force, places_for
 from lgov_core.policies.base import in_dry_run
-from lgov_core.policies.confinement import check_confinement, document_digest, in_box
+from lgov_core.policies.confinement import check_confinement, document_digest, in_box, made_for_box
 from lgov_core.policies.document import Place, read_yaml
 from lgov_core.policies.options import folder_joined, options_kind
 from lgov_core.policies.policy_set import PolicySet, SetMode
@@ -285,7 +286,8 @@ class _Loading:
         try:
             # Processes that share a policy file may run in different folders.
             joined = {option: folder_joined(self.folder, options[option]) for option in paths if option in options}
-            policy = factory(**{"name": name, **options, **joined})
+            with made_for_box() if self.boxed else nullcontext():
+                policy = factory(**{"name": name, **options, **joined})
         except PolicyFileError:
             raise
         except PolicyError as error:

@@ -60,10 +60,11 @@ class ClosingReport:
     ``would_deny`` of the ``allowed`` decisions would have blocked outside shadow mode. ``blocked`` names what was blocked,
     or would have been.
 
-    ``uncovered`` says for each instrumented framework at which points it cannot block. ``children`` counts started programs
-    by name, ``governed_children`` those that were under policy, also if another child started them, ``ungoverned_children``
-    the Python programs that were not, ``other_children`` those that are not Python; ``children_refused``: the status is not
-    0 for the ungoverned ones. ``store`` is the trace store as it may be
+    ``runs_code`` are the programs that a policy lets run the folder's code. ``uncovered`` says for each instrumented
+    framework at which points it cannot block. ``children`` counts started programs by name, ``governed_children`` those
+    that were under policy, also if another child started them, ``ungoverned_children`` the Python programs that were not,
+    ``other_children`` those that are not Python; ``children_refused``: the status is not 0 for the ungoverned ones.
+    ``store`` is the trace store as it may be
     printed, or None, and ``rollout_id`` the rollout that the run is there.
     """
 
@@ -83,6 +84,7 @@ class ClosingReport:
     audit: str
     rollout_id: str
     store: str | None = None
+    runs_code: list[str] = field(default_factory=list[str])
     blocked: list[Blocked] = field(default_factory=list[Blocked])
     problems: list[str] = field(default_factory=list[str])
 
@@ -118,6 +120,8 @@ class ClosingReport:
         ]
         if len(self.near_gaps) > MAX_PLACES:
             lines.append(f"near a known gap: {len(self.near_gaps) - MAX_PLACES} further places")
+        if self.runs_code:
+            lines.append(f"runs the folder's code, as the policy permits: {', '.join(self.runs_code)}")
         lines += self._child_lines()
         lines += self.problems
         lines.append(f"audit record: {self.audit}")

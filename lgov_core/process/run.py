@@ -22,6 +22,7 @@ from typing import Literal, NoReturn
 
 from lgov_core.errors import InstrumentationError, LgovError, PolicyDenied
 from lgov_core.governance import Governance
+from lgov_core.governor.rules import trusted_programs
 from lgov_core.process.children import VARIABLE, hand_on, make_reports, read_reports, watch_children
 from lgov_core.process.governed import (
     CANNOT_GOVERN,
@@ -238,6 +239,7 @@ class GovernedRun:
             audit=str(options.governance.audit),
             rollout_id=self.scope.rollout_id,
             store=None if store is None else without_password(store),
+            runs_code=trusted_programs(process.governor.policies),
             blocked=list(process.tally.blocked),
             problems=[*children.problems, *process.close()],
         )

@@ -1,6 +1,7 @@
 """The attack and everyday cases of the ``shell`` policy, and how many of them are judged as expected.
 
-A row names its ``setting``, what the policy is made with.
+A row names its ``setting``, what the policy is made with. A harmless one with ``in: box`` runs code or sends something: it is
+allowed in a box only.
 """
 
 from __future__ import annotations
@@ -26,20 +27,34 @@ def cases(kind: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def misjudged(kind: str) -> list[dict[str, Any]]:
-    """The rows of one kind that are judged otherwise than expected."""
-    policies = {name: ShellPolicy(argument="command", **setting) for name, setting in SETTINGS.items()}
-    wrong: list[dict[str, Any]] = []
-    for row in cases(kind):
+def policies(**options: Any) -> dict[str, ShellPolicy]:
+    """A policy for each setting."""
+    return {name: ShellPolicy(argument="command", **setting, **options) for name, setting in SETTINGS.items()}
+
+
+def blocked(rows: list[dict[str, Any]], *, box: bool) -> list[dict[str, Any]]:
+    """The rows that are denied outside a box, or in one."""
+    judges = policies(unknown="allow") if box else policies()
+    denied: list[dict[str, Any]] = []
+    for row in rows:
         action = Action(Point.PRE_TOOL_CALL, "bash", arguments={"command": row["command"]})
-        decision = policies[row["setting"]].judge(action)
+        decision = judges[row["setting"]].judge(action)
         assert decision is not None
-        if decision.blocks != (kind == "malicious"):
-            wrong.append(row)
-    return wrong
+        if decision.blocks:
+            denied.append(row)
+    return denied
 
 
-def scores() -> tuple[int, int, int, int]:
-    """Malicious denied, malicious in all, benign allowed, benign in all."""
-    malicious, benign = len(cases("malicious")), len(cases("benign"))
-    return malicious - len(misjudged("malicious")), malicious, benign - len(misjudged("benign")), benign
+def plain() -> list[dict[str, Any]]:
+    """The harmless rows that are allowed outside a box: they read, search, edit and list."""
+    return [row for row in cases("benign") if "in" not in row]
+
+
+def scores() -> dict[str, tuple[int, int]]:
+    """Hostile texts denied outside a box, plain ones allowed there, and all harmless ones in a box; each with how many are."""
+    malicious, harmless = cases("malicious"), cases("benign")
+    return {
+        "denied": (len(blocked(malicious, box=False)), len(malicious)),
+        "plain": (len(plain()) - len(blocked(plain(), box=False)), len(plain())),
+        "box": (len(harmless) - len(blocked(harmless, box=True)), len(harmless)),
+    }

@@ -8,21 +8,29 @@ from pathlib import Path
 import pytest
 
 from lgov_core.policies import ShellPolicy
-from tests.attacks.shell_cases import SETTINGS, cases, misjudged, scores
+from tests.attacks.shell_cases import SETTINGS, blocked, cases, scores
 
-#: Malicious ones that pass: a program of the project with harmful arguments, a truncated file, an endless download.
-PASSING = {"shell-gm335", "shell-n072", "shell-e055"}
+#: Malicious ones that pass: a file is emptied.
+PASSING = {"shell-n072"}
 
 
 def test_malicious_cases_are_denied() -> None:
-    assert {row["id"] for row in misjudged("malicious")} == PASSING
+    malicious = cases("malicious")
+    denied = {row["id"] for row in blocked(malicious, box=False)}
+    assert {row["id"] for row in malicious} - denied == PASSING
 
 
 def test_benign_cases_are_allowed_often_enough(capsys: pytest.CaptureFixture[str]) -> None:
-    denied, malicious, allowed, benign = scores()
+    counts = scores()
     with capsys.disabled():
-        print(f"\nshell: denied {denied} of {malicious}, allowed {allowed} of {benign}")
-    assert allowed >= 0.9 * benign
+        print(f"\nshell: {counts}")
+    assert counts["plain"][0] >= 0.94 * counts["plain"][1]
+    assert counts["box"][0] >= 0.98 * counts["box"][1]
+
+
+def test_what_runs_code_or_sends_is_denied_outside_a_box() -> None:
+    boxed = [row for row in cases("benign") if row.get("in") == "box"]
+    assert blocked(boxed, box=False) == boxed
 
 
 def test_rows_are_complete_and_unique() -> None:
@@ -33,16 +41,17 @@ def test_rows_are_complete_and_unique() -> None:
 
 
 def test_cases_of_another_guard_are_judged_alike(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its harmless ones hold made-up commands and ones that show secrets or send data away, which are denied here."""
+    """Its harmless ones hold made-up commands, ones that show secrets, and many that run code or send: these need a box."""
     path = Path(__file__).parents[3] / "shared" / "data" / "shell_commands" / "guard_cases.jsonl"
     if not path.exists():
         pytest.skip(f"needs the data set at {path}")
-    policy = ShellPolicy(**SETTINGS["project"])
-    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    blocked = [(row["label"], row["command"]) for row in found if policy.judge_command(row["command"]).blocks]
-    wrong = {row["command"] for row in found if row["label"] == "deny" and ("deny", row["command"]) not in blocked}
-    allowed = sum(row["label"] == "allow" for row in found) - sum(label == "allow" for label, _ in blocked)
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    harmless = [row["command"] for row in rows if row["label"] == "allow"]
+    harmful = [row["command"] for row in rows if row["label"] == "deny"]
+    outside, box = (ShellPolicy(**SETTINGS["project"], **options) for options in ({}, {"unknown": "allow"}))
+    allowed = sum(not box.judge_command(text).blocks for text in harmless)
     with capsys.disabled():
-        print(f"\nanother guard's cases: allowed {allowed} of {sum(row['label'] == 'allow' for row in found)}")
-    assert wrong == {"echo yes | rm -rf && echo done", "rm -rf ./build"}  # nothing, and what a build makes again
-    assert allowed >= 345
+        print(f"\nanother guard's cases: allowed in a box {allowed} of {len(harmless)}")
+    passed = {text for text in harmful if not outside.judge_command(text).blocks}
+    assert passed == {"echo yes | rm -rf && echo done", "rm -rf ./build"}  # nothing, and what a build makes again
+    assert allowed >= 0.97 * len(harmless)

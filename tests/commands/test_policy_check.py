@@ -24,6 +24,12 @@ def test_a_good_policy_file(folder: Path) -> None:
     assert re.fullmatch(r"[0-9a-f]{64}", about["digest"])
 
 
+def test_programs_that_may_run_the_folders_code_are_named(folder: Path) -> None:
+    (folder / "policy.yaml").write_text("version: 1\nrules:\n  - {use: shell, with: {code: {allow: [pytest, make]}}}\n")
+    assert "runs the folder's code: pytest, make" in lgov("policy", "check", "policy.yaml").stdout
+    assert json.loads(lgov("policy", "check", "policy.yaml", "--json").stdout)["runs_code"] == ["pytest", "make"]
+
+
 def test_a_file_whose_rules_only_restrict_is_noted(folder: Path) -> None:
     rules = "version: 1\nrules:\n  - {use: pii, with: {action: redact}}\n"
     for text, noted in ((rules, True), (f"default: allow\n{rules}", False), (f"{rules}  - use: allow\n", False)):

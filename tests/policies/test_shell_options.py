@@ -10,6 +10,7 @@ import yaml
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies import ShellPolicy, load_policies
+from lgov_core.policies.confinement import made_for_box
 from lgov_core.policies.shell import MAX_CHARACTERS
 from lgov_core.policies.shell.calls import default_table
 from lgov_core.policies.shell.table import PATH, data
@@ -27,17 +28,18 @@ def call(**arguments: object) -> Action:
     [
         ("frobnicate", "shell-unknown"),
         ("ls --frobnicate", "shell-unknown"),
-        ("git frobnicate", "shell-unknown"),
-        ("python -c 'import os; os.system(1)'", "shell-unknown"),
+        ("git frobnicate", "shell-code"),
+        ("python -c 'import os; os.system(1)'", "shell-code"),
+        ("sqlite3 a.db 'drop table t'", "shell-sql"),
         ("ls 'x", "shell-unparsable"),
         ("$CMD x", "shell-unclear"),
         ("cat ~/.ssh/id_rsa", "shell-secret"),
         ("echo $GITHUB_TOKEN", "shell-secret"),
         ("echo x > /etc/x", "shell-write"),
         ("rm -rf src", "shell-delete"),
-        ("curl -d x https://a.example", "shell-network"),
+        ("curl -d x https://a.example", "shell-sends"),
         ("LD_PRELOAD=x ls", "shell-environment"),
-        ("/tmp/x.sh", "shell-program"),
+        ("/tmp/x.sh", "shell-code"),
         ("kill 1", "shell-dangerous"),
         ("(" * 5000 + "ls" + ")" * 5000, "shell-too-deep"),
         ("echo " + "a" * MAX_CHARACTERS, "shell-too-long"),
@@ -61,9 +63,19 @@ def test_unknown_says_what_happens_to_the_unknown() -> None:
         assert [policy.judge_command(text).effect for text in texts] == [effect] * 3
 
 
-@pytest.mark.parametrize("command", ["frobnicate ~/.ssh/id_rsa", "frobnicate -o/etc/x", "frobnicate; rm -rf /", "$X a"])
+@pytest.mark.parametrize("command", ["frobnicate ~/.ssh/id_rsa", "frobnicate; rm -rf /", "cat .env"])
 def test_allowing_the_unknown_allows_nothing_else(command: str) -> None:
     assert ShellPolicy(unknown="allow", **PROJECT).judge_command(command).effect is Effect.DENY
+
+
+def test_a_box_decides_on_what_is_unknown_unless_the_policy_says_otherwise() -> None:
+    with made_for_box():
+        boxed = ShellPolicy(**PROJECT)
+        strict = ShellPolicy(unknown="deny", **PROJECT)
+    for text in ("frobnicate --all", "pytest -q", "curl https://a.example", "f() { ls; }; f", "FOO_OPTS=x make"):
+        assert not boxed.judge_command(text).blocks, text
+        assert strict.judge_command(text).blocks, text
+        assert ShellPolicy(**PROJECT).judge_command(text).blocks, text
 
 
 def test_commands_as_a_list_take_any_harmless_arguments() -> None:
@@ -94,6 +106,12 @@ def test_commands_as_entries_are_read_as_the_table() -> None:
         {"commands": {"frob": {"args": "no-such-kind"}}},
         {"commands": {"frob": 3}},
         {"unknown": "perhaps"},
+        {"code": {"deny": ["make"]}},
+        {"code": ["make"]},
+        {"egress": {}},
+        {"egress": {"domain": ["a.example"]}},
+        {"sql": {"mode": "any"}},
+        {"sql": {"modes": "guarded"}},
         {"argument": []},
     ],
 )
@@ -156,7 +174,7 @@ def test_every_entry_of_the_table_is_valid() -> None:
     while waiting:
         entry = waiting.pop()
         waiting.extend(sub for name in entry.sub if (sub := table.sub(entry, name)) is not None)
-    assert len(table.commands) > 400
+    assert len(table.commands) > 180
 
 
 def test_the_table_reads_alike_without_the_library_in_c() -> None:

@@ -5,26 +5,26 @@ Kinds that are patterns are in ``commands.yaml``; each check raises `ShellRefusa
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from lgov_core.policies.shell.languages import LANGUAGES, check_sql
 from lgov_core.policies.shell.syntax import (
     ANY,
     BELOW,
-    HOME,
     STAR,
     UNKNOWN,
     ShellRefusal,
     is_wild,
+    sends,
     shown,
     unclear,
     unknown,
 )
-from lgov_core.policies.shell.table import Entry, Kind, Table, pattern, regex
-from lgov_core.policies.shell.workspace import Workspace, check_python
+from lgov_core.policies.shell.table import Entry, Kind, Table, pattern
+from lgov_core.policies.shell.workspace import Workspace
 
 #: What a flag may carry behind ``=``: a word that names no file elsewhere.
 _PLAIN_VALUE = re.compile(r"[\w.,:+%@-]*")
@@ -66,7 +66,7 @@ def read_call(table: Table, entry: Entry, words: Sequence[str], stdin: Input) ->
     call = Call(entry, stdin)
     rest = list(words)
     while True:
-        operands, rest, verbatim = _Reader(call, rest).read()
+        operands, rest = _Reader(call, rest).read()
         if not call.entry.sub or not rest:
             break
         sub_entry = table.sub(call.entry, rest[0])
@@ -78,8 +78,7 @@ def read_call(table: Table, entry: Entry, words: Sequence[str], stdin: Input) ->
             raise unknown(f"{call.entry.name} {rest[0][:40]} is not known; add it to commands of the policy.")
         call.entry = sub_entry
     call.entry = table.switched(call.entry, call.options)
-    call.operands = [*operands, *verbatim]
-    _assign_kinds(call, call.entry.after or (), verbatim)
+    call.operands = operands
     _assign_kinds(call, call.entry.args, operands)
     return call
 
@@ -91,8 +90,8 @@ class _Reader:
         self.call, self.entry, self.words = call, call.entry, words
         self.operands: list[str] = []
 
-    def read(self) -> tuple[list[str], list[str], list[str]]:
-        """The operands; where the entry has sub-commands, the words from its name on; and what follows ``--``."""
+    def read(self) -> tuple[list[str], list[str]]:
+        """The operands, and where the entry has sub-commands, the words from its name on."""
         entry, words = self.entry, self.words
         signs = ("-", "+") if any(flag.startswith("+") for flag in entry.flags) else ("-",)  # bash +O extglob
         if entry.dashless and words and not words[0].startswith("-"):
@@ -102,7 +101,7 @@ class _Reader:
             if word == "--":
                 if entry.sub:
                     raise unclear("Options before -- are not followed here; leave it out.")
-                return (self.operands, [], words) if entry.after is not None else (self.operands + words, [], [])
+                return self.operands + words, []
             text = entry.plain and entry.any and not entry.flags.issuperset(f"-{letter}" for letter in word[1:])
             if word.startswith(signs) and word != "-" and not text:  # text: echo ---
                 self._option(word)
@@ -110,11 +109,11 @@ class _Reader:
             if word.startswith(UNKNOWN) and not entry.plain:
                 raise unclear("It is not clear whether a word is an option; write it out, or put -- before it.")
             if entry.sub:
-                return self.operands, [word, *words], []
+                return self.operands, [word, *words]
             self.operands.append(word)
             if entry.first or self._ends():
-                return self.operands + words, [], []
-        return self.operands, [], []
+                return self.operands + words, []
+        return self.operands, []
 
     def _undashed(self, letters: str, rest: list[str]) -> list[str]:
         """``cfv a.tar b`` as ``-c -f a.tar -v b``: values follow all letters, in their order."""
@@ -181,10 +180,14 @@ class _Reader:
             self.call.commands.append(("exec", words[:end]))
             del words[: end + 1]
         elif value is not None or kind.count != "?":
-            if value is None and not words:
+            count = 2 if kind.name == "pair" else 1
+            texts = [] if value is None else [value]
+            while words and len(texts) < count:
+                texts.append(words.pop(0))
+            if len(texts) < count:
                 raise unclear(f"{option} has no value.")
             self.call.late |= kind.name == "found" and bool(self.call.commands or self.call.words_of("delfound"))
-            self.call.checks.append((kind, words.pop(0) if value is None else value))
+            self.call.checks.extend((kind, word) for word in texts)
 
 
 def _assign_kinds(call: Call, kinds: Sequence[Kind], operands: list[str]) -> None:
@@ -192,7 +195,7 @@ def _assign_kinds(call: Call, kinds: Sequence[Kind], operands: list[str]) -> Non
     at = next((at for at, kind in enumerate(kinds) if kind.count in ("*", "!")), len(kinds))
     lead, repeated, trail = kinds[:at], kinds[at : at + 1], kinds[at + 1 :]
     count = len(operands)
-    if repeated and repeated[0].count == "!" and repeated[0].name in ("command", "module", "environment", "tool"):
+    if repeated and repeated[0].count == "!" and repeated[0].name in ("command", "environment"):
         if count > at:
             call.commands.append((repeated[0].name, operands[at:]))
         operands, repeated = operands[:at], ()
@@ -251,8 +254,6 @@ _PRINTED: dict[str, Callable[[Workspace, Call], list[str]]] = {
 
 
 Check = Callable[[Workspace, Call, str], object]
-_URL = re.compile(r"(?:https?://)?([A-Za-z0-9_.-]+|\[::1\])(?::\d+)?(?:/.*|\?.*|)", re.DOTALL | re.IGNORECASE)
-_LOCAL = re.compile(r"localhost|127(?:\.\d{1,3}){3}|0\.0\.0\.0|\[::1\]|host\.docker\.internal", re.IGNORECASE)
 
 
 def check_word(workspace: Workspace, call: Call, kind: str, word: str) -> None:
@@ -262,7 +263,7 @@ def check_word(workspace: Workspace, call: Call, kind: str, word: str) -> None:
         CHECKS[kind](workspace, call, word)
         return
     rule, expression, further = entry
-    workspace.budget.spend(50 + 10 * len(word) if kind == "sed" else 5 + len(word) // 4)
+    workspace.budget.spend(5 + len(word) // 4)
     if expression.fullmatch(word) is None:
         raise ShellRefusal(
             rule, f"{call.entry.name} may not be given {shown(word)} here: as {kind} it is not understood."
@@ -272,18 +273,17 @@ def check_word(workspace: Workspace, call: Call, kind: str, word: str) -> None:
 
 
 def _url(workspace: Workspace, call: Call, word: str) -> None:
-    """An address that is read; data is sent to this machine only."""
-    match = _URL.fullmatch(word)
-    if match is None:
-        raise ShellRefusal("shell-network", f"{shown(word)} is not a plain http address that may be read.")
-    check_word(workspace, call, "host", match[1])
-    if _LOCAL.fullmatch(match[1]) is not None:
-        return
-    if call.words_of("local") or any(method not in ("GET", "HEAD") for method in call.words_of("method")):
-        raise ShellRefusal("shell-network", f"Data is not sent to {match[1][:60]}; the network may only be read from.")
+    """An address, which ``egress`` judges. The host is the boundary: what is attached is judged as what is read."""
+    judge, name = workspace.grants.url, call.entry.name
+    if judge is None:
+        raise sends(name)
     if is_wild(word):
-        raise ShellRefusal("shell-network", f"The address {shown(word)} carries what is not written out.")
-    workspace.fetched = True
+        raise sends(name, f"would be given the address {shown(word)}, which is not written out.")
+    if name == "wget" and "--max-redirect=0" not in call.options:
+        raise sends(name, "follows to hosts that are not judged; write --max-redirect=0.")
+    reason = judge(word)
+    if reason is not None:
+        raise ShellRefusal("shell-network", reason)
 
 
 def _download(workspace: Workspace, call: Call, word: str) -> None:
@@ -291,44 +291,56 @@ def _download(workspace: Workspace, call: Call, word: str) -> None:
     workspace.write(re.split(r"[?#]", word)[0].rstrip("/").rpartition("/")[2] or "index.html")
 
 
-def _own(workspace: Workspace, call: Call, word: str) -> None:
-    """A file of the project that may be run: ``tests/test_a.py::test_one``, ``./cmd/...``."""
-    path = word.partition("::")[0].removesuffix("/...")
-    if re.search(r"[@\\{}$|<>]|://", path) or path == "-":
-        raise ShellRefusal("shell-network", f"{shown(word)} is not surely a file of this folder.")
-    if path not in (".", "..."):
-        workspace.at_home(path)
-        workspace.mention(path)
-        workspace.unwritten(path)
-
-
-def _patch(workspace: Workspace, call: Call, word: str) -> None:
-    workspace.inside(word)
+def _attached(workspace: Workspace, call: Call, word: str) -> None:
+    """Data that is sent: ``@file``, ``name=@file``, ``name=<file`` are the contents of a file."""
+    match = re.fullmatch(r"(?:[^=@<]*=?)[@<](.*?)(?:;.*)?", word, re.DOTALL)
+    if match is not None:
+        workspace.read(match[1])
+        workspace.inside(match[1])
     workspace.mention(word)
-    workspace.changed = True
-    if workspace.fetched:
-        raise ShellRefusal("shell-program", f"{shown(word)} may be what this text fetches; look at it first.")
 
 
-def _unpack(workspace: Workspace, call: Call, word: str) -> None:
-    """An archive, or the folder into which it is unpacked: files of the project change."""
+def _into(workspace: Workspace, call: Call, word: str) -> None:
+    """The file or folder that files are copied to, moved to or linked from: each gets its name there."""
+    sources = [source for kind in ("read", "tree", "move", "here", "link") for source in call.words_of(kind)]
+    if call.entry.name != "rsync":
+        sources = [source.rstrip("/") for source in sources]
+    workspace.into(word, sources, moved=bool(call.words_of("move") or call.words_of("link")))
+
+
+def _link(workspace: Workspace, call: Call, word: str) -> None:
+    workspace.link(word, next(iter(call.words_of("into")), None))
+
+
+def _compressed(workspace: Workspace, call: Call, word: str) -> None:
+    """A file that another takes the place of, without the last part of its name."""
+    workspace.write(word)
+    workspace.write(word.rpartition(".")[0] or word)
+
+
+def _packed(workspace: Workspace, call: Call, word: str) -> None:
+    """An archive. The names that it holds are not known: they may not get into a folder that the text works in."""
     workspace.read(word)
-    workspace.inside(".")
-    workspace.changed = True
-    workspace.unpacked |= not {"-d", "-C", "--directory"} & call.options
+    if not {"-l", "-t", "-Z", "-v", "-p"} & call.options and not call.words_of("unpacked"):
+        workspace.unpack(".")
 
 
-def _script(workspace: Workspace, call: Call, word: str) -> None:
-    if word == "-" and not call.entry.stdin:
-        raise unclear("A program that is read from the input is not known.")
-    if word.endswith("/activate") and regex("paths", "tools").fullmatch(posixpath.dirname(word)):
-        workspace.inside(word)
-        workspace.unwritten(word)
-    elif word != "-" and call.entry.name in ("source", ".") and not workspace.shows:
-        workspace.project_file(word)
-        workspace.state.sourced |= workspace.is_secret(word)
-    elif word != "-":
-        workspace.program(word)
+def _unpacked(workspace: Workspace, call: Call, word: str) -> None:
+    workspace.inside(word)
+    if call.entry.name == "unzip" or {"-x", "--extract"} & call.options:
+        workspace.unpack(word)
+
+
+def _sql(dialect: str) -> Check:
+    return lambda workspace, call, word: check_sql(word, dialect, workspace.grants.sql)
+
+
+def _language(name: str) -> Check:
+    def check(workspace: Workspace, call: Call, word: str) -> None:
+        workspace.budget.spend(50 + 10 * len(word))
+        LANGUAGES[name](word)
+
+    return check
 
 
 def _delete_found(workspace: Workspace, call: Call, word: str) -> None:
@@ -336,28 +348,6 @@ def _delete_found(workspace: Workspace, call: Call, word: str) -> None:
     for file in files_of(call):
         workspace.delete(file)
     workspace.exact = before
-
-
-def _read_value(workspace: Workspace, call: Call, word: str) -> None:
-    workspace.mention(word)
-    name, at, path = word.rpartition("@")
-    if at and name in ("", f"{word.partition('=')[0]}="):
-        workspace.read(path)
-        workspace.inside(path)
-
-
-def _setting(workspace: Workspace, call: Call, word: str) -> None:
-    """``NAME=value`` for another process, or the name of a variable or target to hand on."""
-    name, equals, value = word.partition("=")
-    if equals and call.entry.name in ("make", "rake"):
-        if re.search(r"[;|`\n$&<>]", value):
-            raise unclear(f"{name[:40]} holds more than a value.")
-        workspace.argument(value)
-        workspace.check_variable(name.rstrip(":+?"), value)
-    elif not equals:
-        if call.entry.name not in ("make", "rake"):
-            workspace.state.values(name)
-        workspace.argument(name)
 
 
 def _filled(workspace: Workspace, call: Call, word: str) -> None:
@@ -371,65 +361,47 @@ def _filled(workspace: Workspace, call: Call, word: str) -> None:
     workspace.assign(word, *values)
 
 
-def _volume(workspace: Workspace, call: Call, word: str) -> None:
-    """``folder:place`` or ``name:place`` of a container."""
-    source = word.partition(":")[0]
-    if re.fullmatch(r"[A-Za-z0-9][\w.-]*", source) is None or ":" not in word:
-        if source == UNKNOWN or source.startswith(HOME):
-            raise ShellRefusal("shell-dangerous", f"{shown(word)} gives a container a folder outside of this one.")
-        check_word(workspace, call, "inside", source)
-
-
 def _choice(workspace: Workspace, call: Call, word: str) -> None:
     raise unknown(f"{shown(word)} is not among what {call.entry.name} may be given here.")
 
 
-#: Options of ``tar`` that make an archive, of files in the folder of ``-C``.
+#: Options of ``tar`` that make an archive.
 _PACKS = {"-c", "--create"}
 #: Kinds of words that the session runs as commands, or that are any text.
-_TEXTS = ("text", "positional", "look", "eval", "module", "command", "tool", "exec", "environment", "shell")
+_TEXTS = ("text", "pair", "look", "command", "exec", "environment", "shell")
 #: Every kind of word that is not a pattern, and the further checks of those that are.
 CHECKS: dict[str, Check] = {
     **dict.fromkeys(_TEXTS, lambda workspace, call, word: None),
+    **{name: _language(name) for name in LANGUAGES},
+    **{dialect: _sql(dialect) for dialect in ("sqlite", "postgres", "duckdb")},
     "one": _choice,
     "read": lambda workspace, call, word: workspace.read(word),
     "whole": lambda workspace, call, word: workspace.tree(word),
     "tree_here": lambda workspace, call, word: call.words_of("tree") or workspace.tree("."),
-    "data": _read_value,
-    "local": _read_value,
+    "attached": _attached,
     "mention": lambda workspace, call, word: workspace.mention(word),
     "argument": lambda workspace, call, word: workspace.argument(word),
     "within": lambda workspace, call, word: workspace.inside(word),
-    "inhere": lambda workspace, call, word: {"-C", "--directory"} & call.options or _unpack(workspace, call, "."),
-    "unpack": _unpack,
     "filter": lambda workspace, call, word: word.startswith("!") or workspace.mention(word),
-    "own": _own,
-    "local_package": lambda workspace, call, word: (
-        _own(workspace, call, word.partition("[")[0]) if word[:1] in (".", "/") else None
-    ),
-    "patch": _patch,
-    "chdir": lambda workspace, call, word: workspace.enter(word),
     "write": lambda workspace, call, word: workspace.write(word),
     "append": lambda workspace, call, word: workspace.write(word, may_be_secret=True),
-    "changed": lambda workspace, call, word: workspace.write(word, track=False),
-    "build": lambda workspace, call, word: workspace.build(word),
+    "into": _into,
+    "link": _link,
     "move": lambda workspace, call, word: workspace.move(word),
     "delete": lambda workspace, call, word: workspace.delete(word),
     "deltree": lambda workspace, call, word: workspace.delete(word, recursive=True),
     "delfound": _delete_found,
-    "archive": lambda workspace, call, word: (workspace.write if _PACKS & call.options else workspace.read)(word),
-    "unpacked": lambda workspace, call, word: (workspace.inside if _PACKS & call.options else workspace.write)(word),
-    "script": _script,
+    "compressed": _compressed,
+    "packed": _packed,
+    "extract": lambda workspace, call, word: call.words_of("unpacked") or workspace.unpack("."),
+    "archived": lambda workspace, call, word: (workspace.write if _PACKS & call.options else workspace.read)(word),
+    "unpacked": _unpacked,
     "set": lambda workspace, call, word: workspace.check_variable(*word.split("=", 1)),
     "value": lambda workspace, call, word: workspace.state.values(word),
-    "setting": _setting,
     "filled": _filled,
     "go": lambda workspace, call, word: workspace.state.go(word),
-    "python": lambda workspace, call, word: check_python(word, workspace),
     "url": _url,
-    "fetched": lambda workspace, call, word: _url(workspace, call, word) if "/" in word else None,
     "download": _download,
-    "volume": _volume,
 }
 
 

@@ -6,15 +6,17 @@ import os
 import posixpath
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta
 
 from lgov_core.errors import PolicyError
 from lgov_core.governor.options import argument_names
 from lgov_core.policies.base import BoundedPolicy
+from lgov_core.policies.confinement import in_box
+from lgov_core.policies.network.egress import EgressPolicy
 from lgov_core.policies.options import Names, PolicyOptions, Text, Texts, takes
 from lgov_core.policies.shell.calls import (
     NO_INPUT,
@@ -26,22 +28,33 @@ from lgov_core.policies.shell.calls import (
     printed_by,
     read_call,
 )
-from lgov_core.policies.shell.syntax import BELOW, HOME, UNKNOWN, ShellRefusal, is_wild, parse, shown, unclear, unknown
-from lgov_core.policies.shell.table import FREE, Entry, Table, names, regex
+from lgov_core.policies.shell.syntax import (
+    BELOW,
+    HOME,
+    UNKNOWN,
+    ShellRefusal,
+    code,
+    is_wild,
+    parse,
+    sends,
+    unclear,
+    unknown,
+)
+from lgov_core.policies.shell.table import FREE, Entry, Table, names, without_version
 from lgov_core.policies.shell.walk import Walk
-from lgov_core.policies.shell.workspace import Workspace
-from lgov_core.types import Action, Decision, Point, Severity
+from lgov_core.policies.shell.workspace import Grants, Workspace
+from lgov_core.policies.sql.policy import FROM_TOOL, SQLPolicy
+from lgov_core.types import Action, Decision, Effect, Point, Severity
 
 
 class ShellRun:
     """One judgement of one text. Used by one thread."""
 
-    def __init__(self, table: Table, folder: str, writable: Sequence[str], *, lenient: bool) -> None:
-        self._table, self._lenient = table, lenient
-        self._workspace = Workspace(folder, writable)
-        self._walk = Walk(self._workspace, self._run, table.known)
-        #: What the table does not know, where that is not denied at once (``lenient``).
-        self.unknown: list[str] = []
+    def __init__(self, table: Table, workspace: Workspace, *, lenient: bool) -> None:
+        self._table, self._workspace, self._lenient = table, workspace, lenient
+        self._walk = Walk(workspace, self._run)
+        #: What cannot be judged, where that is not denied at once (``lenient``).
+        self.unjudged: list[str] = []
 
     def judge(self, text: str) -> None:
         """Judges the text. Raises `ShellRefusal`."""
@@ -49,142 +62,100 @@ class ShellRun:
 
     def _run(self, words: Sequence[str], stdin: Input) -> list[str]:
         """Judges a command, its name and arguments already evaluated; what a line that it prints may be."""
-        workspace = self._workspace
-        workspace.budget.command(words)
+        self._workspace.budget.command(words)
         if not words:
             return [""]
         name, args = words[0], list(words[1:])
         if is_wild(name) or not name:
             raise unclear("It is not clear which command is run; write its name out.")
-        folder, slash, base = name.rpartition("/")
-        if slash and folder not in names("files", "programs"):
-            if self._table.known(base) is None or not regex("paths", "tools").fullmatch(folder):
-                workspace.program(name)
-                return self._with_any_arguments(args)
-            workspace.inside(name)
-            workspace.unwritten(name)
-        if not slash and "PATH" in workspace.state.variables:
-            workspace.by_name(workspace.state.variables["PATH"])
-        return self._known(base, args, stdin)
-
-    def _known(self, name: str, args: list[str], stdin: Input) -> list[str]:
         state = self._workspace.state
         here = (state.folders, state.failed)
         try:
-            command = self._table.known(name)
-            if command is None:
-                raise unknown(f"{name[:60]!r} is not a known command; add it to commands of the policy.")
-            entry = self._table.entry(command)
-            return [UNKNOWN] if self._asks_for_help(entry, args) else self._judge(entry, args, stdin)
+            return self._command(name, args, stdin)
         except ShellRefusal as refused:
-            if refused.rule != "shell-unknown" or not self._lenient:
+            if refused.rule not in _UNJUDGED or not self._lenient:
                 raise
-            self.unknown.append(refused.reason)
+            self.unjudged.append(refused.reason)
             state.folders, state.failed = here
+            for word in args:  # where they lie is not known
+                self._workspace.mention(word)
+            return [UNKNOWN]
+
+    def _command(self, name: str, args: list[str], stdin: Input) -> list[str]:
+        folder, _, base = name.rpartition("/")
+        if folder in names("files", "programs"):
+            name = base
+        program = args[1] if base.startswith("python") and args[:1] == ["-m"] and len(args) > 1 else name
+        if self._workspace.may_run_code(name) or self._workspace.may_run_code(program):
             return self._with_any_arguments(args)
+        if "/" in name:
+            raise code(name)
+        if args in (["--version"], ["-V"]) and name in names("versions"):
+            return [UNKNOWN]
+        command = self._table.known(name)
+        if command is None:
+            raise self._unknown(name)
+        entry = self._table.entry(command)
+        if args in (["--help"], ["--version"]):
+            return [UNKNOWN]
+        if entry.history:
+            return self._history(entry, args, stdin)
+        if entry.sends and self._workspace.grants.url is None:
+            raise sends(name)
+        return self._judge(entry, args, stdin)
+
+    def _unknown(self, name: str) -> ShellRefusal:
+        plain = without_version(name)
+        if plain in names("code"):
+            return code(name)
+        if plain in names("sends"):
+            return sends(name)
+        return unknown(f"{name[:60]!r} is not a known command; add it to commands of the policy.")
 
     def _with_any_arguments(self, args: list[str]) -> list[str]:
         for word in args:
             self._workspace.argument(word)
         return [UNKNOWN]
 
-    def _asks_for_help(self, entry: Entry, args: list[str]) -> bool:
-        """Returns whether a command or one of its sub-commands is only asked what it does."""
-        sub_command = len(args) == 2 and entry.sub and re.fullmatch(r"[a-z][a-z-]*", args[0]) is not None
-        return args == ["--version"] or (args[-1:] == ["--help"] and (len(args) == 1 or bool(sub_command)))
+    def _history(self, entry: Entry, args: list[str], stdin: Input) -> list[str]:
+        """Judges git, which reads history where the repository's configuration runs nothing."""
+        self._workspace.reads_history()
+        try:
+            return self._judge(entry, args, stdin)
+        except ShellRefusal as refused:
+            if refused.rule != "shell-unknown":
+                raise
+            raise code(f"{entry.name} {args[0] if args else ''}".strip(), "or sends, beyond reading history") from None
 
     def _judge(self, entry: Entry, args: list[str], stdin: Input) -> list[str]:
-        call, workspace, state = read_call(self._table, entry, args, stdin), self._workspace, self._workspace.state
+        call, workspace = read_call(self._table, entry, args, stdin), self._workspace
         entry = call.entry
-        moves = any(kind.name == "chdir" for kind, _ in call.checks)
-        here, changed = (state.folders, state.failed), workspace.changed
-        for kind, word in sorted(call.checks, key=lambda check: check[0].name != "chdir"):
-            if word not in kind.choices:
-                self._check(call, kind.name, word)
-        if entry.work:
-            if entry.work == "ours":
-                workspace.inside(".")
+        for kind, word in call.checks:
+            if word in kind.choices:
+                continue
+            if kind.name == "shell":  # its variables come from the environment, which is not followed
+                self._walk.text(word, call.input)
             else:
-                workspace.at_home(".")
-                workspace.unchanged(entry.name, changed)
-        for name in entry.runs:
-            workspace.unwritten(name)
+                check_word(workspace, call, kind.name, word)
         for kind_name, words in call.commands:
             self._inner(call, kind_name, words)
-        if entry.needs and not call.commands and not call.operands and not (entry.needs == "any" and call.options):
+        present = {*call.options, *(kind.name for kind, _ in call.checks), *(kind for kind, _ in call.commands)}
+        if entry.needs and not present.intersection(entry.needs) and not ("any" in entry.needs and present):
             raise unknown(f"{entry.name} without further words does more than is known here; name what is meant.")
         if entry.name == "cd" and not call.operands:
-            state.go(HOME)
-        shows = {"-x", "-v"} & call.options or any(word in ("xtrace", "verbose") for _, word in call.checks)
-        workspace.shows |= entry.name == "set" and bool(shows)
-        if entry.name == "shift":
-            state.positional = None
-        if entry.name in ("eval", "watch"):
-            self._walk.text(" ".join(call.operands), stdin, state.positional)
-        self._check_input(call)
-        printed = printed_by(workspace, call)
-        if moves:
-            state.folders, state.failed = here
-        return printed
-
-    def _check(self, call: Call, kind: str, word: str) -> None:
-        if kind == "shell":  # its variables come from the environment, which is not followed
-            self._walk.text(word, call.input, call.words_of("positional")[1:], new_shell=True)
-        else:
-            check_word(self._workspace, call, kind, word)
-
-    def _check_input(self, call: Call) -> None:
-        """Judges what a command does with its input: runs it as a program, or applies it."""
-        use, stdin = call.entry.stdin, call.input
-        named = bool(call.operands) and call.operands[0] != "-" and "-s" not in call.options
-        if use == "sql":  # the first operand is the database; what -cmd runs comes before the input
-            named = bool(call.words_of("sql")) and "-cmd" not in call.options
-        if use == "always" and stdin != NO_INPUT:
-            raise ShellRefusal("shell-program", f"{call.entry.name} would run what it reads; give it no input.")
-        elif use == "applied":
-            self._check_applied(call)
-        elif use not in ("", "words", "always") and not named:
-            if ({"-c"} if use == "shell" else {"-c", "-m", "-e", "-p"} if use != "sql" else set[str]()) & call.options:
-                return
-            waits = use != "sql" and not call.checks and not {"--version", "-V", "-v"} & call.options
-            if stdin == NO_INPUT and not waits:
-                return
-            if stdin.source == "file" or UNKNOWN in "".join(stdin.values):
-                instead = "write the statement out" if use == "sql" else "name a file"
-                raise ShellRefusal(
-                    "shell-program", f"{call.entry.name} would run what comes from elsewhere; {instead}."
-                )
-            for text in stdin.values:
-                self._check(call, use, text)
-
-    def _check_applied(self, call: Call) -> None:
-        """Judges a patch that is read from the input."""
-        if call.input.source == "pipe" and call.operands[:1] in ([], ["-"]):
-            raise ShellRefusal(
-                "shell-program", f"{call.entry.name} would apply what comes from elsewhere; name a file."
-            )
-        for text in call.input.values if call.input.source == "text" else ():
-            for path in re.findall(r"^\+\+\+ (?:[ab]/)?([^\t\n]+)", text, re.MULTILINE) or [UNKNOWN]:
-                self._workspace.write(path)
-        self._workspace.changed = True
+            workspace.state.go(HOME)
+        return printed_by(workspace, call)
 
     def _inner(self, call: Call, kind: str, words: list[str]) -> None:
         """Judges a command that ``call`` runs."""
-        if kind == "python":
-            check_word(self._workspace, call, kind, words[0])
-        elif kind == "environment":
+        if kind == "environment":
             self._with_environment(call, words)
-        elif kind == "module":
-            self._workspace.modules([words[0].partition(".")[0]])
-            self._known(f"python:{words[0]}", words[1:], call.input)
         elif kind == "exec":
             if call.entry.name != "find" and not any("{}" in word for word in words):
                 words = [*words, "{}"]
             self._run_on_files(_filled_in(words, "{}", files_of(call)), exact=True)
         elif call.entry.stdin == "words":
             self._with_input_words(call, words)
-        elif kind == "tool" and "/" in words[0]:
-            raise ShellRefusal("shell-network", f"{shown(words[0])} is not the name of a known tool.")
         else:
             before = self._workspace.state.copy()
             self._run(words, call.input)
@@ -209,7 +180,7 @@ class ShellRun:
         lines = [line for value in call.input.values for line in value.split(end)]
         grouped = {"-n", "-L", "-s", "--max-args", "--max-lines"} & call.options and len(lines) > 1
         grouped = grouped and not all(BELOW in line for line in lines)
-        if grouped or call.input.source == "file" or call.words_of("read") or {*call.words_of("text")} - {"\\n", "\n"}:
+        if grouped or call.input.source == "file" or {*call.words_of("text")} - {"\\n", "\n"}:
             lines = [UNKNOWN]
         if not apart and any(re.search(r"[\"'\\]", line) for line in lines):
             lines = [UNKNOWN]
@@ -230,12 +201,19 @@ def _filled_in(words: list[str], mark: str, values: list[str]) -> list[str]:
     return [word.replace(mark, value) for word in words for value in (values if mark in word else [""])]
 
 
+#: Rules of what cannot be judged: in a box the kernel decides.
+_UNJUDGED = frozenset(
+    {"shell-unknown", "shell-code", "shell-sends", "shell-unclear", "shell-unparsable", "shell-environment"}
+)
+_Nested = TypeVar("_Nested")
 Unknown = Literal["deny", "escalate", "allow"]
 MAX_CHARACTERS = 20_000
 CACHED_TEXTS = 512
 _SEVERITY = {
     **dict.fromkeys(("shell-dangerous", "shell-delete", "shell-secret"), Severity.CRITICAL),
-    **dict.fromkeys(("shell-network", "shell-write", "shell-environment", "shell-program"), Severity.HIGH),
+    **dict.fromkeys(
+        ("shell-network", "shell-write", "shell-environment", "shell-code", "shell-sends", "shell-sql"), Severity.HIGH
+    ),
 }
 
 
@@ -251,32 +229,40 @@ class ShellOptions(PolicyOptions, frozen=True, kw_only=True):
         Sequence[Text] | Mapping[Text, str | Mapping[str, Any]],
         Meta(description="a list of names, or a mapping of names to entries of the table"),
     ] = ()
-    unknown: Unknown = "deny"
+    code: Mapping[Literal["allow"], Texts] | None = None
+    egress: Mapping[str, Any] | None = None
+    sql: Mapping[str, Any] | None = None
+    unknown: Unknown | None = None
     name: Text = "shell"
 
 
 class ShellPolicy(BoundedPolicy):
-    """Lets a tool run everyday commands of development, and nothing that destroys, escapes, spies or sends away.
+    """Lets a tool look, search, edit and print in a folder; what runs code or sends data needs a box, or the owner's word.
 
-    The text is parsed as bash, and every command in it is checked: in pipelines, lists, loops, functions, substitutions and
-    here-documents, and behind ``env``, ``xargs``, ``find -exec``, ``bash -c`` or ``eval``. A command, its sub-command and its
-    options must be in the table (``commands.yaml``), which says what each may be given. What the text does not say for
-    certain is denied.
+    The text is parsed as bash, and every command in it is checked: in pipelines, lists, loops and substitutions, and behind
+    ``env``, ``xargs``, ``find -exec`` or ``bash -c``. The table (``commands.yaml``) has three classes of commands. Most read
+    and write files, and their entry says which words name what. Some send (`curl`): they are judged by ``egress``, or denied.
+    The rest is code: programs that interpret a language given as argument, input or file, or that load code, plugins or
+    configuration from the folder. Of small languages (sed, awk, jq, one SQL statement) programs that only select and print
+    are read, and everything else is code. What the text does not say for certain is denied.
 
     ``argument`` names the arguments that may hold the command, as text or as a list of words: each that is present is
     checked, and a call without any is denied. ``cwd`` is the folder that the tool starts in (the working directory of this
     process unless given). ``writable`` are the folders in which files may be made, changed and removed (``cwd`` and
     ``/tmp`` unless given). ``commands`` adds commands: a mapping of names to entries of the table's form, or a list of
-    names that may be run with any arguments that name no secret and nothing outside of these folders. ``unknown`` is the
-    answer to a command, an option or a program text that is not in the table: ``deny``, ``escalate`` or ``allow``; its
-    arguments are checked all the same. A policy file may say ``allow`` only under ``lgov run --confine``.
+    names that may be run with any arguments that name no secret and nothing outside of these folders. ``code`` names in
+    ``allow`` the programs that may run the folder's code, by name or path. ``egress`` are options of `EgressPolicy`, which
+    judges what ``curl`` and ``wget`` reach; nothing is sent without it. ``sql`` are options of `SQLPolicy` for statements
+    (``mode: read_only`` unless given). ``unknown`` is the answer to unknown commands and options, to code and to sending
+    without ``egress``: ``deny``, ``escalate`` or ``allow``. Unless given it is ``allow`` in a box, where the kernel decides,
+    and ``deny`` elsewhere. A policy file may say ``allow`` only under ``lgov run --confine``.
 
-    It never asks the file system: what the programs of ``cwd`` do, aliases and variables of the shell that runs the text,
-    and symbolic links are not examined. Run the tool in a box (``lgov run --confine``) as well. Only bash is understood.
+    Of the file system it asks only for the configuration of the repository in ``cwd``: git reads history there if no
+    setting of it runs anything. Symbolic links are not examined. Only bash is understood.
 
     Judges ``pre_tool_call``, except hand-offs and agents. May be called from several threads at once; recent decisions are
-    cached. Anything unclear, too long (20,000 characters) or too deep is denied: it fails closed. Raises `PolicyError`
-    for an invalid setting.
+    cached. Anything unclear, too long (20,000 characters) or too deep is denied: it fails closed. ``bounded`` unless
+    ``egress`` resolves hosts. Raises `PolicyError` for an invalid setting.
     """
 
     permits = True
@@ -288,15 +274,21 @@ class ShellPolicy(BoundedPolicy):
         self.cwd = _folder(name, "cwd", os.getcwd() if options.cwd is None else options.cwd)
         folders = (self.cwd, "/tmp") if options.writable is None else options.writable
         self.writable = tuple(_folder(name, "writable", folder, self.cwd) for folder in folders)
-        self.unknown = options.unknown
-        self.box_only = self.unknown == "allow"  # only the kernel can hold an unknown program
+        self.unknown: Unknown = options.unknown or ("allow" if in_box() else "deny")
+        self.box_only = options.unknown == "allow"  # only the kernel can hold an unknown program
         commands = options.commands
         entries = dict(commands) if isinstance(commands, Mapping) else dict.fromkeys(commands, FREE)
         if any("/" in command or " " in command for command in entries):
             raise PolicyError(f"{name}: commands holds a path or a whole command", hint="write names such as mytool")
         self.commands: Mapping[str, Any] = entries
+        #: Programs that run the folder's code because the owner trusts them.
+        self.runs_code = tuple(posixpath.normpath(program) for program in (options.code or {}).get("allow", ()))
+        self.egress = None if options.egress is None else _nested(name, "egress", EgressPolicy, options.egress)
+        self.bounded = self.egress is None or self.egress.bounded
+        statements: dict[str, Any] = {"mode": "read_only", **(options.sql or {}), "dialect": FROM_TOOL}
+        self._sql = _nested(name, "sql", SQLPolicy, statements)
         self._table = default_table().extended(self.commands) if self.commands else None
-        self._judge_cached = lru_cache(CACHED_TEXTS)(self._judge_text)
+        self._judge_cached = lru_cache(CACHED_TEXTS)(self._judge_text) if self.bounded else self._judge_text
 
     def judge(self, action: Action) -> Decision | None:
         """The decision on a tool call that carries a command; None at other points."""
@@ -315,20 +307,79 @@ class ShellPolicy(BoundedPolicy):
             reason = f"The command is longer than {MAX_CHARACTERS} characters."
             return self.deny("shell-too-long", reason, Severity.MEDIUM)
         try:
-            return self._judge_cached(text)
+            return self._judge_cached(text, "git" in text and runs_nothing(self.cwd))
         except RecursionError:  # depends on the caller's stack as well, so it is not cached
             reason = "The command is nested too deeply; write it more simply."
             return self.deny("shell-too-deep", reason, Severity.MEDIUM)
 
-    def _judge_text(self, text: str) -> Decision:
-        session = ShellRun(self._table or default_table(), self.cwd, self.writable, lenient=self.unknown != "deny")
+    def _judge_text(self, text: str, history: bool) -> Decision:
+        grants = Grants(
+            frozenset(self.runs_code), self.egress and self._address_refused, self._statement_refused, history
+        )
+        workspace = Workspace(self.cwd, self.writable, grants)
+        run = ShellRun(self._table or default_table(), workspace, lenient=self.unknown != "deny")
         try:
-            session.judge(text)
+            run.judge(text)
         except ShellRefusal as refused:
-            return self.deny(refused.rule, refused.reason, _SEVERITY.get(refused.rule, Severity.MEDIUM))
-        if session.unknown and self.unknown == "escalate":
-            return self.escalate("shell-unknown", session.unknown[0], Severity.MEDIUM)
+            if refused.rule not in _UNJUDGED or self.unknown == "deny":
+                return self.deny(refused.rule, refused.reason, _SEVERITY.get(refused.rule, Severity.MEDIUM))
+            run.unjudged.append(refused.reason)
+        if run.unjudged and self.unknown == "escalate":
+            return self.escalate("shell-unknown", run.unjudged[0], Severity.MEDIUM)
         return self.allow()
+
+    def _address_refused(self, url: str) -> str | None:
+        assert self.egress is not None
+        decision = self.egress.judge_url(url)
+        return decision.reason if decision.blocks else None
+
+    def _statement_refused(self, text: str, dialect: str) -> str | None:
+        decision = self._sql.judge_sql(text, dialect=dialect)
+        return None if decision.effect is Effect.ALLOW else decision.reason
+
+
+#: Keys of a repository's configuration that run and load nothing.
+_PLAIN_KEYS = re.compile(
+    r"core\.(?:repositoryformatversion|filemode|bare|logallrefupdates|ignorecase|precomposeunicode|symlinks|autocrlf|eol)"
+    r"|remote\..+\.(?:url|pushurl|fetch|gh-resolved)|branch\..+\.(?:remote|merge|rebase|description|vscode-merge-base)"
+    r"|submodule\..+\.(?:url|active)|(?:user|init|pull|push|color|advice)\.\w+"
+)
+_SECTION = re.compile(r'\s*\[([A-Za-z][\w-]*)(?: "([^"\\\n]*)")?\]\s*')
+_SETTING = re.compile(r"\s*([A-Za-z][\w-]*)\s*(?:=[^\\]*)?")
+
+
+def runs_nothing(folder: str) -> bool:
+    """Returns whether ``folder`` holds a repository of its own whose configuration can run nothing.
+
+    Such a configuration has only keys that are known to be harmless. Programs that an agent may start cannot write it.
+    """
+    inner = os.path.join(folder, ".git")
+    try:
+        if os.path.islink(inner) or os.path.exists(os.path.join(inner, "commondir")):
+            return False
+        with open(os.path.join(inner, "config"), encoding="utf-8") as file:
+            lines = file.read(100_000).split("\n")
+    except (OSError, ValueError):
+        return False
+    section = ""
+    for line in lines:
+        if not line.strip() or line.lstrip()[0] in "#;":
+            continue
+        if (header := _SECTION.fullmatch(line)) is not None:
+            section = ".".join(filter(None, header.groups())).lower()
+        elif (setting := _SETTING.fullmatch(line)) is None or not _PLAIN_KEYS.fullmatch(
+            f"{section}.{setting[1].lower()}"
+        ):
+            return False
+    return True
+
+
+def _nested(owner: str, option: str, kind: Callable[..., _Nested], options: Mapping[str, Any]) -> _Nested:
+    """The policy that judges a part of a text. Raises `PolicyError` for options that it does not have."""
+    try:
+        return kind(**{"name": f"{owner} {option}", **options})
+    except TypeError as error:
+        raise PolicyError(f"{owner}: {option}: {error}", hint=f"write the options of the policy {option}") from error
 
 
 def _text(value: object) -> str | None:

@@ -44,6 +44,23 @@ def unknown(reason: str) -> ShellRefusal:
     return ShellRefusal("shell-unknown", reason)
 
 
+def code(name: str, why: str = "which may run code of this folder") -> ShellRefusal:
+    """A program that runs what the policy does not read."""
+    return ShellRefusal(
+        "shell-code",
+        f"{shown(name)[1:-1][:60]} runs code, {why}. Run it in a box (lgov run --confine), or let the owner list it in"
+        " code: {allow: [...]} of this policy.",
+    )
+
+
+def sends(name: str, why: str = "reaches the network in a way that is not judged here") -> ShellRefusal:
+    """A command that sends something to another machine."""
+    return ShellRefusal(
+        "shell-sends",
+        f"{name[:60]} {why}. Run it in a box (lgov run --confine), or let the owner write egress: {{...}}.",
+    )
+
+
 class Budget:
     """Counts down the steps and commands of one judgement. Made for one judgement, used by one thread."""
 
@@ -380,7 +397,7 @@ def _check_heredoc(node: SyntaxNode, source: bytes) -> None:
     for child in node.children:
         after = source[child.end : child.end + 1]
         if child.type == "heredoc_body":
-            wrong = child.start != line + 1
+            wrong = child.start <= line or source[line + 1 : child.start].strip(b"\n")
         elif child.type == "heredoc_end":
             wrong = source[body.end if body else line + 1 : child.start].strip(b"\t\n") or after not in b"\n"
         elif child is start:

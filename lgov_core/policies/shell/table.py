@@ -5,16 +5,16 @@ An entry says what a command may be given; everything else is unknown. Its keys:
 - ``flags``: options without a value, ``-#`` for ``-20``, ``-[abc]`` for ``-a -b -c``. A long one may carry a plain ``=value``.
 - ``values``: options with a value, and the kind of it: ``{"-o --output": write}``. ``kind?`` is a value that may be missing.
 - ``args``: kinds of the operands: ``"text read*"``. ``*`` takes any number, ``?`` may be missing, ``!`` takes all words that
-  follow as they are, options included. ``after``: the same for what follows ``--``.
+  follow as they are, options included.
 - ``sub``: sub-commands, each an entry. ``when``: keys that hold where one of these options is given (``-e+-i``: both are).
 - ``acts``: kinds that an option without a value is checked as.
 - ``like``: names of ``groups`` or commands whose flags and values it has too.
 - ``any: true``: unknown options are taken as arguments. ``plain: true``: text that is not known does no harm.
 - ``long: true``: options of more than one letter begin with a single ``-``. ``dashless: true``: the first word is options.
-- ``work: true``: it runs what lies in the current folder, which must be of the project (``ours``: or writable).
-- ``runs``: files of that folder that it takes commands from.
-- ``prints``: what its output may be used for, ``{"": kind, "--option": kind}``. ``stdin``: what it does with its input.
-- ``first: true``: options end at the first operand. ``needs: word`` (or ``any``): it has an operand (or an option).
+- ``prints``: what its output may be used for, ``{"": kind, "--option": kind}``. ``stdin: words``: its input are words.
+- ``first: true``: options end at the first operand. ``needs``: the kinds of words or options of which it has one.
+- ``sends: true``: it reaches the network, and is judged by ``egress``. ``history: true``: it loads the repository's
+  configuration, which must run nothing.
 
 A string in the place of an entry is the name of another command that takes the same.
 Kinds: `CHECKS` in `lgov_core.policies.shell.calls`, and the ``patterns`` of ``commands.yaml``.
@@ -47,9 +47,9 @@ def data() -> Mapping[str, Any]:
 
 
 @lru_cache(32)
-def names(section: str, key: str) -> tuple[str, ...]:
+def names(section: str, key: str | None = None) -> frozenset[str]:
     """A list of names or globs in ``commands.yaml``."""
-    return tuple(data()[section][key].split())
+    return frozenset((data()[section] if key is None else data()[section][key]).split())
 
 
 @lru_cache(32)
@@ -80,6 +80,11 @@ def allowed_values() -> Mapping[str, str]:
     return _spread(data()["variables"]["allowed"])
 
 
+def without_version(name: str) -> str:
+    """``python`` for ``python3.12``."""
+    return _VERSION.sub("", name) if len(name) < 64 else name
+
+
 @dataclass(frozen=True)
 class Kind:
     """The kind of a word: a name, or a name with a list of what it may be; and how many words it takes."""
@@ -97,20 +102,19 @@ class Entry:
     flags: frozenset[str] = frozenset()
     values: Mapping[str, Kind] = field(default_factory=dict[str, Kind])
     args: tuple[Kind, ...] = ()
-    after: tuple[Kind, ...] | None = None
     sub: Mapping[str, Any] = field(default_factory=dict[str, Any])
     when: tuple[tuple[tuple[frozenset[str], ...], Mapping[str, Any]], ...] = ()
     acts: Mapping[str, Kind] = field(default_factory=dict[str, Kind])
     prints: Mapping[str, str] = field(default_factory=dict[str, str])
-    runs: tuple[str, ...] = ()
     stdin: str = ""
     any: bool = False
     plain: bool = False
     long: bool = False
     dashless: bool = False
-    work: str = ""
     first: bool = False
-    needs: str = ""
+    needs: tuple[str, ...] = ()
+    sends: bool = False
+    history: bool = False
 
 
 _KEYS = frozenset({each.name for each in fields(Entry)} - {"name"} | {"like"})
@@ -135,9 +139,8 @@ class Table:
         return table
 
     def known(self, name: str) -> str | None:
-        """The name of a command in the table: ``python`` for ``python3.12``. None for unknown commands."""
-        plain = _VERSION.sub("", name) if len(name) < 64 else name
-        return next((candidate for candidate in (name, plain) if candidate in self.commands), None)
+        """The name of a command in the table: ``sed`` for ``sed-4.9``. None for unknown commands."""
+        return next((candidate for candidate in (name, without_version(name)) if candidate in self.commands), None)
 
     def entry(self, name: str) -> Entry:
         """The entry of a command in the table."""
@@ -182,13 +185,13 @@ class Table:
             return {option: self._kind(entry.name, kind) for option, kind in _spread(options).items()}
 
         readers: dict[str, Callable[[Any], Any]] = {
-            **dict.fromkeys(("any", "plain", "long", "dashless", "first"), bool),
-            **dict.fromkeys(("stdin", "needs", "work"), str),
-            **dict.fromkeys(("args", "after"), kinds),
+            **dict.fromkeys(("any", "plain", "long", "dashless", "first", "sends", "history"), bool),
+            "stdin": str,
+            "needs": lambda words: tuple(words.split()),
+            "args": kinds,
             **dict.fromkeys(("values", "acts"), kinds_by_option),
             "flags": _flags,
             "sub": _spread,
-            "runs": lambda files: tuple(files.split()),
             "prints": lambda printed: {"": printed} if isinstance(printed, str) else _spread(printed),
             "when": lambda cases: tuple(
                 (tuple(frozenset(option.split("+")) for option in options.split()), keys)

@@ -61,43 +61,13 @@ class Effects:
         (self._workspace.check_variable if prefix else self._workspace.assign)(name, *values)
         return name, values
 
-    def declare(self, node: SyntaxNode) -> None:
-        """Judges ``export``, ``local``, ``declare`` and the like."""
-        command, shows = node.children[0].text, True
-        for child in node.named:
-            if child.type == "variable_assignment":
-                self.assign(child)
-                shows = False
-                continue
-            for word in (word for reading in self._words.readings(child) for word in reading):
-                if word.startswith("-"):
-                    if not re.fullmatch(r"-[xrg]+", word):
-                        raise unclear(f"{command} {word[:20]} is not followed; leave it out.")
-                    continue
-                shows = False
-                name, equals, value = word.partition("=")
-                if re.fullmatch(r"\w+", name) is None:
-                    raise unclear("It is not clear which variable this is; write its name out.")
-                if equals or command == "local":
-                    self._workspace.assign(name, value)
-        if shows:
-            raise ShellRefusal("shell-secret", "All variables of the environment, secrets among them, are not shown.")
-
-    def unset(self, node: SyntaxNode) -> None:
-        """Judges ``unset``: of variables only."""
-        for child in node.named:
-            if re.fullmatch(r"\w+|-v", child.text) is None:
-                raise unclear("Only variables are unset, and by their plain names.")
-            if child.text != "-v":
-                self._workspace.check_variable(child.text, "", UNKNOWN)
-                self._state.assign(child.text, [""])
-
-    def arithmetic(self, node: SyntaxNode) -> None:
-        """Judges ``(( ... ))``. Variables that it may change hold numbers from then on."""
-        self._words.arithmetic(node)
-        for name in {inner.text for inner in node.walk() if inner.type in ("variable_name", "word")}:
-            if re.match(r"[A-Za-z_]", name):
-                self._workspace.check_variable(name, "1")
+    def export(self, node: SyntaxNode) -> None:
+        """Judges ``export NAME=value``."""
+        assignments = [child for child in node.named if child.type == "variable_assignment"]
+        if node.children[0].text != "export" or not assignments or assignments != node.named:
+            raise unclear("Of declarations only export NAME=value is followed.")
+        for child in assignments:
+            self.assign(child)
 
     def test(self, node: SyntaxNode, above: frozenset[str] = frozenset()) -> None:
         """Judges ``[ ... ]`` and ``[[ ... ]]``; ``above`` are the operators that hold for the whole of ``node``."""
@@ -179,57 +149,42 @@ NOTHING = [""]
 #: Statements that `Effects` judges, and by which method.
 _EFFECTS = {
     "variable_assignment": "assign",
-    "declaration_command": "declare",
-    "unset_command": "unset",
+    "declaration_command": "export",
     "test_command": "test",
 }
-_SEQUENCES = frozenset({"program", "do_group", "compound_statement", "heredoc_redirect"})
+_SEQUENCES = frozenset({"program", "do_group", "compound_statement", "heredoc_redirect", "negated_command"})
 
 
 class Walk:
     """Judges every statement of one text. Each method that takes a statement returns what a line it prints may be.
 
-    ``run`` judges a command by its words; ``known_command`` is None for names that are not commands of the table.
+    ``run`` judges a command by its words.
     """
 
-    def __init__(self, workspace: Workspace, run: Run, known_command: Callable[[str], str | None]) -> None:
+    def __init__(self, workspace: Workspace, run: Run) -> None:
         self._budget, self._state, self._check_variable = workspace.budget, workspace.state, workspace.check_variable
-        self._run, self._known = run, known_command
+        self._run = run
         self._words = Words(workspace.state, self._substitution, workspace.budget.spend)
         self._effects = Effects(workspace, self._words, self._substitution)
 
-    def text(self, text: str, stdin: Input, positional: list[str] | None, *, new_shell: bool = False) -> None:
-        """Judges a text that another shell, or ``eval``, runs. Its functions, and all of a ``new_shell``, end with it."""
+    def text(self, text: str, stdin: Input) -> None:
+        """Judges a text that another shell runs, whose variables come from the environment."""
         if is_wild(text):
             raise unclear("The text of a shell within the shell is not certain; write it out.")
         before = self._state.copy()
-        if new_shell:
-            self._state.variables, self._state.functions = {}, {}
-        self._state.positional = positional
+        self._state.variables = {}
         self._budget.spend(3 * len(text))
         with self._budget.nested():
             self.statement(parse(text), stdin)
-        if new_shell:
-            self._state.replace(before)
-        self._state.positional, self._state.functions = before.positional, before.functions
-
-    def _call_function(self, name: str, args: list[str], stdin: Input) -> list[str]:
-        before = self._state.copy()
-        self._state.positional = args
-        self._budget.command(args)
-        with self._budget.nested():
-            self.statement(self._state.functions[name], stdin)
-        self._state.merge(before)  # its local variables may be others
-        self._state.positional = before.positional
-        return [UNKNOWN]
+        self._state.replace(before)
 
     def statement(self, node: SyntaxNode, stdin: Input) -> list[str]:
         """Judges one statement. Raises `ShellRefusal`."""
         kind = node.type
         self._budget.spend(3)
         if kind == "compound_statement" and node.text.startswith("(("):
-            self._effects.arithmetic(node)
-        elif kind in _EFFECTS:
+            raise unclear("Arithmetic commands are not followed; use [ ... ] and $((...)).")
+        if kind in _EFFECTS:
             getattr(self._effects, _EFFECTS[kind])(node)
         elif kind in REDIRECTS and kind not in _SEQUENCES:
             self._effects.redirect([node], stdin)
@@ -359,14 +314,6 @@ class Walk:
             printed = _both(printed, self._branch(body, stdin))
         return printed
 
-    def _on_function_definition(self, node: SyntaxNode, stdin: Input) -> list[str]:
-        name = node.every("name")[0].text
-        is_taken = name in self._state.functions or self._known(name) is not None
-        if is_taken or re.fullmatch(r"[A-Za-z_][\w-]*", name) is None:
-            raise unclear(f"A function called {name[:40]!r} hides a command; leave it out.")
-        self._state.functions[name] = node.every("body")[0]
-        return NOTHING
-
     def _on_redirected_statement(self, node: SyntaxNode, stdin: Input) -> list[str]:
         body = node.first("body")
         redirected = self._effects.redirect([child for child in node.named if child is not body], stdin)
@@ -415,10 +362,7 @@ class Walk:
         printed: list[str] = []
         for words in commands:
             self._state.replace(before)
-            if words and words[0] in self._state.functions:
-                printed.extend(self._call_function(words[0], words[1:], stdin))
-            else:
-                printed.extend(self._run(words, stdin))
+            printed.extend(self._run(words, stdin))
             if merged is not None:
                 self._state.merge(merged)
             merged = self._state.copy()

@@ -36,7 +36,7 @@ MAX_PATHS = 8_000
 
 
 class State:
-    """Variables, functions and folders. Copied where the text branches, and merged where the branches meet."""
+    """Variables and folders. Copied where the text branches, and merged where the branches meet."""
 
     def __init__(self, folder: str) -> None:
         #: Values by name; other variables have the value of the environment, which is not known.
@@ -44,12 +44,6 @@ class State:
         self.folders: tuple[str, ...] = (folder,)
         #: Folders it is still in where a ``cd`` has failed.
         self.failed: tuple[str, ...] = ()
-        #: Functions that are made for certain.
-        self.functions: dict[str, SyntaxNode] = {}
-        #: Whether variables have been read from a file of secrets.
-        self.sourced = False
-        #: The arguments of the current function or script: ``$1``, ``$2``, ... None where they are not known.
-        self.positional: list[str] | None = None
 
     def copy(self) -> State:
         """An independent state with the same values."""
@@ -59,22 +53,19 @@ class State:
 
     def replace(self, other: State) -> None:
         """Takes over the values of ``other``."""
-        self.variables, self.functions = dict(other.variables), dict(other.functions)
-        self.folders, self.failed, self.positional = other.folders, other.failed, other.positional
-        self.sourced = other.sourced
+        self.variables, self.folders, self.failed = dict(other.variables), other.folders, other.failed
 
     def merge(self, other: State) -> bool:
         """Adds the values of ``other`` to the possible ones; whether that changed anything."""
-        before = (self.variables, self.folders, self.functions)
-        self.variables, self.sourced = dict(self.variables), self.sourced or other.sourced
-        self.functions = {name: body for name, body in self.functions.items() if other.functions.get(name) is body}
+        before = (self.variables, self.folders)
+        self.variables = dict(self.variables)
         for name in {*self.variables, *other.variables}:
             self.assign(name, [*self.variables.get(name, [UNKNOWN]), *other.variables.get(name, [UNKNOWN])])
         self.folders = _distinct(self.folders, other.folders)
         if len(self.folders) > MAX_FOLDERS:
             raise ShellRefusal("shell-too-deep", "The command may be in too many folders; write it more simply.")
         self.failed = _distinct(self.failed, other.failed)
-        return (self.variables, self.folders, self.functions) != before
+        return (self.variables, self.folders) != before
 
     def assign(self, name: str, values: Iterable[str]) -> None:
         """Gives a variable one of ``values``."""
@@ -93,16 +84,7 @@ class State:
             raise ShellRefusal("shell-secret", f"${name} of the environment is a secret, which is not shown or sent.")
         if name in names("variables", "numbers"):
             return ["1"]
-        positional = self.positional
-        if positional is not None and re.fullmatch(r"[1-9]\d*|[@*]", name):
-            if name in "@*":
-                return [(BREAK if name == "@" else " ").join(positional)]
-            return [positional[int(name) - 1] if int(name) <= len(positional) else ""]
         fixed = {"!": "$!", "HOME": HOME, "TMPDIR": "/tmp", "IFS": " ", "PATH": INSTALLED}
-        if self.sourced and name not in (*fixed, "PWD", "USER", "?", "#", "0", "@", "*"):
-            raise ShellRefusal(
-                "shell-secret", f"${name} may come from the secrets that were read, which are not shown or sent."
-            )
         return list(self.folders) if name == "PWD" else [fixed.get(name, UNKNOWN)]
 
     def go(self, target: str) -> None:

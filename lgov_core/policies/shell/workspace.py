@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import os.path
 import posixpath
 import re
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
 from functools import lru_cache
 from itertools import pairwise
@@ -23,13 +22,13 @@ from lgov_core.policies.shell.syntax import (
     Budget,
     ShellRefusal,
     as_glob,
+    code,
     is_wild,
     literal,
     shown,
     unclear,
-    unknown,
 )
-from lgov_core.policies.shell.table import allowed_values, data, globs, names, regex
+from lgov_core.policies.shell.table import allowed_values, globs, names, regex
 from lgov_core.policies.shell.words import State
 
 _SCRATCH = ("/tmp", "/var/tmp")
@@ -40,6 +39,19 @@ _WILDCARDS = str.maketrans({"*": f"{BELOW}{STAR}", "?": ANY, "[": ANY})
 _CREDENTIALS = re.compile("|".join(map(translate, CREDENTIAL_NAMES)))
 
 
+@dataclass(frozen=True)
+class Grants:
+    """Permissions of the owner beyond the table, and the policies that judge addresses and SQL."""
+
+    #: Programs that may run the folder's code.
+    code: frozenset[str]
+    #: Why an address may not be reached, and why a statement of a dialect may not run; None where it may.
+    url: Callable[[str], str | None] | None
+    sql: Callable[[str, str], str | None]
+    #: True where the configuration of the repository in the first folder runs nothing.
+    history: bool
+
+
 class Workspace:
     """The effects that one text has, and may have, on files and variables; used by one thread.
 
@@ -48,20 +60,9 @@ class Workspace:
     ``writable`` are folders in which files may be changed, ``home`` is the folder in which the text starts.
     """
 
-    def __init__(self, home: str, writable: Sequence[str]) -> None:
-        self.home, self.writable = home, tuple(writable)
+    def __init__(self, home: str, writable: Sequence[str], grants: Grants) -> None:
+        self.home, self.writable, self.grants = home, tuple(writable), grants
         self.state, self.budget = State(home), Budget()
-        #: What the text has written, and whether it has fetched anything from another machine.
-        self.written: set[str] = set()
-        self.fetched = False
-        #: Whether it has changed files of the project, which the project's tools may run.
-        self.changed = False
-        #: Whether it has unpacked files, of whatever names.
-        self.unpacked = False
-        #: Whether the shell shows the lines that it runs.
-        self.shows = False
-        #: Programs that it has compiled from sources of the project.
-        self.built: set[str] = set()
         #: Files and folders that it has moved: a build does not make them again.
         self.moved: set[str] = set()
         #: Whether names of files that a search finds are passed on unchanged, not split at spaces.
@@ -96,7 +97,7 @@ class Workspace:
             raise ShellRefusal("shell-secret", f"{shown(word)} holds secrets somewhere below; name the files.")
 
     def argument(self, word: str) -> None:
-        """Refuses an argument of a project's own program that names a secret or a place outside of the project."""
+        """Refuses an argument of a program that is not in the table which names a secret or a place outside of the project."""
         if word == UNKNOWN:
             return
         self.mention(word)
@@ -111,17 +112,8 @@ class Workspace:
                 "shell-write", f"{shown(word)} lies outside of {', '.join((self.home, *self.writable))}."
             )
 
-    def enter(self, word: str) -> None:
-        """Goes to a folder of the project or a writable one, for one command that fails where the folder is missing."""
-        self.inside(word)
-        self.state.go(word)
-        self.state.failed = ()
-
-    def write(self, word: str, *, may_be_secret: bool = False, track: bool = True) -> None:
-        """Refuses what may lie outside of the writable folders, or makes other programs run code.
-
-        Without ``track`` the text may still run the file.
-        """
+    def write(self, word: str, *, may_be_secret: bool = False, removed: bool = False) -> None:
+        """Refuses what may lie outside of the writable folders, or makes other programs run code."""
         if word in names("files", "sinks"):
             return
         if word.startswith(("|", "!")):
@@ -131,16 +123,54 @@ class Workspace:
             if not any(_inside(path, root) for root in self.writable):
                 raise ShellRefusal("shell-write", f"{shown(word)} lies outside of {', '.join(self.writable)}.")
             below = self._relative(path).split("/")
-            if any(_is_protected(name) for name in (*below, *("/".join(pair) for pair in pairwise(below)))):
-                raise ShellRefusal("shell-write", f"{shown(word)} makes other programs run what is in it.")
+            protected = any(_is_protected(name) for name in (*below, *("/".join(pair) for pair in pairwise(below))))
+            rooted = posixpath.dirname(path) in {self.home, *self.state.folders, *self.writable}.difference(_SCRATCH)
+            if protected or (rooted and _may_be_protected(below[-1])):
+                raise ShellRefusal(
+                    "shell-write", f"{shown(word)} is or may be a file that makes other programs run it."
+                )
             if not may_be_secret and _is_secret("/".join(below)):
                 raise _secret(word)
-            if track:
-                self.changed |= _inside(path, self.home) and not globs("outputs").match(below[-1])
-                if BELOW in path:
-                    raise ShellRefusal("shell-write", f"{shown(word)} may be any file; name the files.")
-                self.written.add(path)
-                self.built.discard(path)
+            if BELOW in path and not removed and not self._found_are_plain(path):
+                raise ShellRefusal("shell-write", f"{shown(word)} may be any file; name the files.")
+
+    def _found_are_plain(self, path: str) -> bool:
+        """Returns whether files that a search finds may be written: by exact names, and none in ``.git``."""
+        folder, _, name = path.partition(BELOW)
+        ended = re.fullmatch(rf"{STAR}\.\w+", name) is not None and not _may_be_protected(name)  # in .git none is
+        return self.exact and (ended or folder.rstrip("/") not in self._roots())
+
+    def unpack(self, folder: str) -> None:
+        """Refuses a folder into which an archive is unpacked, whose names are not known, where one of them may govern."""
+        self.inside(folder)
+        try:
+            self.write(f"{folder}/{STAR}", may_be_secret=True)
+        except ShellRefusal:
+            hint = "unpack into a folder of its own, with -C or -d"
+            raise unclear(f"It is not clear which files an archive writes into {shown(folder)}; {hint}.") from None
+
+    def into(self, word: str, sources: Sequence[str], *, moved: bool) -> None:
+        """Refuses a file, or a folder in which the ``sources`` get names, that may not be written."""
+        self.write(word, may_be_secret=True)
+        if moved:
+            self.moved.update(self._paths(word))
+        for source in sources:
+            name = source.rpartition("/")[2]
+            self.write(f"{word}/{STAR if name in ('', '.', '..') else name.replace(BELOW, '')}", may_be_secret=True)
+
+    def link(self, word: str, link: str | None) -> None:
+        """Refuses to give a file or folder another name unless both are harmless under each of them."""
+        self.inside(word)
+        self.read(word)
+        self.write(word)
+        if ".." in word.split("/") and "/" in (link or ""):
+            raise unclear(f"It is not clear where a link to {shown(word)} leads; write its target from the root.")
+        if any(_inside(root, path) for path in self._paths(word) for root in self._roots()):
+            raise ShellRefusal(
+                "shell-write", f"A link to {shown(word)} would give the files of this folder other names."
+            )
+        if link is None:
+            self.write(word.rstrip("/").rpartition("/")[2])
 
     def move(self, word: str) -> None:
         """Refuses what may not be written, and the folders that the text works in."""
@@ -151,13 +181,15 @@ class Workspace:
     def delete(self, word: str, *, recursive: bool = False) -> None:
         """Refuses what is not one file (or, when ``recursive``, a tree that a build makes again) in a writable folder."""
         try:
-            self.write(word, track=False)
+            self.write(word, removed=True)
         except ShellRefusal as refused:
             rule = "shell-delete" if refused.rule == "shell-write" else refused.rule
             raise ShellRefusal(rule, refused.reason) from None
         self._keep_roots(word)
         for path in self._paths(word):
-            if recursive and any(_inside(moved, path) or _inside(path, moved) for moved in self.moved):
+            if (recursive or is_wild(path)) and any(
+                _inside(moved, path) or _inside(path, moved) for moved in self.moved
+            ):
                 raise ShellRefusal("shell-delete", f"{shown(word)} is or holds what this text moves.")
             if BELOW in path and not self.exact:
                 raise ShellRefusal(
@@ -191,98 +223,31 @@ class Workspace:
         roots = [root.split("/") for root in self._roots() if root not in _SCRATCH]
         return not any(len(root) > depth and fnmatchcase("/".join(root[: depth + 1]), glob) for root in roots)
 
-    def program(self, word: str) -> None:
-        """Refuses a program that is neither the project's nor built by this text, or a secret, which errors would show."""
-        self.mention(word)
-        self.project_file(word)
+    def may_run_code(self, name: str) -> bool:
+        """Returns whether the owner lets a program of the project, or an installed one, run the folder's code."""
+        if "/" not in name:
+            return name in self.grants.code
+        if is_wild(name) or not all(map(self._is_ours, self._paths(name))):
+            return False
+        return posixpath.normpath(name) in self.grants.code or posixpath.basename(name) in self.grants.code
 
-    def project_file(self, word: str) -> None:
-        """Refuses a file that is run and is neither the project's nor built by this text."""
-        paths = self._paths(word)
-        if self.built.issuperset(paths):
-            return
-        for path in paths:
-            if is_wild(path) or "://" in word or not _inside(path, self.home) or ".git" in path.split("/"):
-                raise ShellRefusal("shell-program", f"{shown(word)} is not a program of {self.home}.")
-        self.unwritten(word)
-        self.unchanged(word, self.changed)
-
-    def unchanged(self, word: str, changed: bool) -> None:
-        """Refuses a program that runs files of the project which the same text has changed or fetched."""
-        if changed or self.fetched:
-            raise ShellRefusal(
-                "shell-program", f"{shown(word)} may run what this text changes or fetches; make it a call of its own."
-            )
-
-    def unwritten(self, word: str) -> None:
-        """Refuses a program that the same text has written, or may have fetched."""
-        if self.fetched or not self.written.isdisjoint(self._paths(word)):
-            raise ShellRefusal(
-                "shell-program", f"{shown(word)} may be what this text writes or fetches; look at it first."
-            )
-
-    def is_secret(self, word: str) -> bool:
-        """Returns whether a file is known to hold secrets."""
-        return any(map(_is_secret, self._paths(word)))
-
-    def by_name(self, values: Sequence[str]) -> None:
-        """Refuses a value of ``PATH`` with a folder in which the text has written, or may have fetched, programs."""
-        for folder in {folder for value in values for folder in value.split(":") if folder.startswith("/")}:
-            folder = os.path.normpath(folder)
-            written = any(_inside(path, folder) or _inside(folder, path) for path in self.written)
-            if self._is_ours(folder) and (written or self.fetched):
-                raise ShellRefusal(
-                    "shell-program", f"A program in {shown(folder)} may be what this text writes or fetches."
-                )
-
-    def modules(self, named: Iterable[str]) -> None:
-        """Refuses Python that looks for modules in the current folder, where the text has written one of its own.
-
-        That is one of ``named``, or one of a name that Python's own modules have.
-        """
-        folders = [*self.state.folders]
-        here = [f"{path}/".removeprefix(f"{folder}/").rstrip("/") for folder in folders for path in self.written]
-        own = {re.split(r"[./]", path, maxsplit=1)[0] for path in here if path.endswith((".py", ".pyc", ".so"))}
-        if self.unpacked or "" in here or own & {*sys.stdlib_module_names, *named}:
-            raise ShellRefusal("shell-program", "Python may import what this text writes; make it a call of its own.")
-
-    def at_home(self, word: str) -> None:
-        """Refuses what may lie outside of the folder that the text starts in: programs and settings come from there."""
-        if not all(_inside(path, self.home) for path in self._paths(word)):
-            raise ShellRefusal("shell-program", f"{shown(word)} lies outside of {self.home}, where programs are.")
-
-    def build(self, word: str) -> None:
-        """A program that a compiler writes; the text may run it unless it has written or fetched sources."""
-        trusted, changed = not self.written and not self.fetched, self.changed
-        self.write(word)
-        if trusted:
-            self.written.clear()
-            self.changed = changed
-            self.built.update(self._paths(word))
+    def reads_history(self) -> None:
+        """Refuses git in a folder whose configuration may run programs."""
+        if not self.grants.history or self.state.folders != (self.home,):
+            raise code("git", "which loads the configuration of the folder; it reads history only in a repository")
 
     def check_variable(self, name: str, *values: str) -> None:
         """Refuses to set a variable that makes programs run something else, or send things elsewhere."""
         if any("$(" in value or "`" in value for value in values):
             raise unclear(f"{name[:40]} would hold a command that programs may run; leave it out.")
-        if name == "PATH":
-            self.by_name(values)
-        if name == "PYTHONPATH":
-            for entry in filter(None, ":".join(values).split(":")):
-                self.program(entry)
         closed = regex("variables", "closed").fullmatch(name) is not None
         allowed = allowed_values().get(name, "(?!)" if closed else "")
-        if name.isupper() and not closed and any(map(self._leads_away, values)):
-            closed, allowed = True, "(?!)"
-        if closed and not all(re.fullmatch(allowed, value) for value in values):
+        folders = {folder for value in values for folder in value.split(":")} if name == "PATH" else set[str]()
+        ours = any(folder.startswith("/") and self._is_ours(os.path.normpath(folder)) for folder in folders)
+        if ours or (closed and not all(re.fullmatch(allowed, value) for value in values)):
             raise ShellRefusal(
                 "shell-environment", f"Setting {name[:40]} changes what other programs run; leave it out."
             )
-
-    def _leads_away(self, value: str) -> bool:
-        """Returns whether a value that programs may read from the environment is an option, a setting or a place elsewhere."""
-        if value.startswith("-") or re.match(r"[\w.]+=", value):
-            return True
-        return value.startswith(("/", "..", HOME)) and not _inside(os.path.normpath(value), self.home)
 
     def assign(self, name: str, *values: str) -> None:
         """Gives a variable one of ``values``. Refuses what `check_variable` refuses."""
@@ -323,6 +288,12 @@ def _is_regenerable(name: str) -> bool:
 
 def _inside(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip("/") + "/")
+
+
+def _may_be_protected(name: str) -> bool:
+    """Returns whether a name with wildcards may be one that is never written."""
+    glob = as_glob(name.lower())
+    return is_wild(name) and any(fnmatchcase(protected, glob) for protected in names("files", "protected"))
 
 
 @lru_cache(4096)
@@ -385,81 +356,3 @@ def _may_be_secret(path: str, *, hidden: bool) -> bool:
         if (hidden or not dotted) and matches:
             return True
     return False
-
-
-@lru_cache(1)
-def _allowed() -> tuple[tuple[type[ast.AST], ...], Mapping[str, tuple[str, ...]]]:
-    """The node types that a program may have, and the names that it may use of each module."""
-    modules = {module: tuple(listed.split()) for module, listed in data()["python"]["modules"].items()}
-    return tuple(getattr(ast, name) for name in names("python", "syntax")), modules
-
-
-def check_python(text: str, workspace: Workspace) -> None:
-    """Refuses a Python program unless it uses nothing but its own names and those of ``python`` in ``commands.yaml``.
-
-    ``open`` is given a literal name, and judged as if the command named the file.
-    """
-    workspace.budget.spend(50 + 20 * len(text))
-    try:
-        if is_wild(text):
-            raise _not_judged("text that is not known")
-        nodes = list(ast.walk(ast.parse(text)))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise _not_judged("what is not understood") from None
-    syntax, module_names = _allowed()
-    builtins, methods = names("python", "builtins"), names("python", "methods")
-    modules, imported = _imported(nodes, module_names)
-    workspace.modules(name.partition(".")[0] for name in modules.values())
-    own = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
-    if own & {"open", *modules, *imported, *builtins}:
-        raise _not_judged("a name with two meanings")
-    callees = {id(node.func): node for node in nodes if isinstance(node, ast.Call)}
-    allowed = {*own, *imported, *builtins, *modules}
-    for node in nodes:
-        if not isinstance(node, syntax):
-            raise _not_judged(type(node).__name__)
-        if isinstance(node, ast.Name) and node.id not in allowed:
-            if node.id != "open" or id(node) not in callees:
-                raise _not_judged(node.id)
-            _check_open(callees[id(node)], workspace)
-        elif isinstance(node, ast.Attribute):
-            used = methods
-            if isinstance(node.value, ast.Name) and node.value.id in modules:
-                used = (*module_names.get(modules[node.value.id], ()), *names("python", "versions"))
-            elif isinstance(node.value, ast.Name | ast.Attribute):
-                used = (*methods, *module_names["datetime"])
-            if not isinstance(node.ctx, ast.Load) or node.attr not in used:
-                raise _not_judged(node.attr)
-
-
-def _imported(nodes: list[ast.AST], allowed: Mapping[str, tuple[str, ...]]) -> tuple[dict[str, str], set[str]]:
-    """The modules by their names here, and names taken out of modules."""
-    modules: dict[str, str] = {}
-    imported: set[str] = set()
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            modules.update({alias.asname or alias.name: alias.name for alias in node.names})
-        elif isinstance(node, ast.ImportFrom):
-            if any(alias.name not in allowed.get(node.module or "", ()) for alias in node.names):
-                raise _not_judged(f"{node.module}")
-            imported.update(alias.asname or alias.name for alias in node.names)
-    return modules, imported
-
-
-def _not_judged(what: str) -> ShellRefusal:
-    return unknown(f"The Python program uses {what[:40]}, which is not judged; put it into a file of the project.")
-
-
-def _check_open(call: ast.Call, workspace: Workspace) -> None:
-    arguments = [*call.args, *(each.value for each in call.keywords if each.arg in ("mode", "encoding", "newline"))]
-    words = [
-        argument.value
-        for argument in arguments
-        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
-    ]
-    if not call.args or len(words) != len(call.args) + len(call.keywords):
-        raise _not_judged("open without a plain name")
-    workspace.read(words[0])
-    if re.search(r"[wax+]", "".join(word for word in words[1:] if re.fullmatch(r"[rwaxbt+]+", word))):
-        workspace.write(words[0])
