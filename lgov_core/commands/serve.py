@@ -132,11 +132,12 @@ def _serving(settings: Settings, engine: Engine, keys: KeyRing | None) -> Genera
             limits=Limits(max_running=settings.max_running, max_waiting=settings.max_waiting, drain_s=settings.drain_s),
             host=settings.host,
             port=settings.port,
+            allowed_hosts=settings.allowed_hosts,
         )
         window = None
         if settings.store is not None:
             policies = () if settings.policy is None else (settings.policy,)
-            window = mounted_window(str(settings.store), audit=audit, policies=policies, hosts=(settings.host,))
+            window = mounted_window(str(settings.store), audit=audit, policies=policies)
         if window is not None:
             open_things.callback(window.close)
             server.app.mount(window.path, window.app(keys))
@@ -169,7 +170,7 @@ def _keys(settings: Settings, admin_keys_file: Path | None, *, show_admin_key: b
     ``show_admin_key``: the admin key will be printed, which requires keys.
     """
     from lgov_core.gateway.access import AdminKeyFile, KeyRing
-    from lgov_core.gateway.server import is_loopback
+    from lgov_core.gateway.door import is_loopback
 
     path = settings.key_secret_file
     if path is None:

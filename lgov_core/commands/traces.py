@@ -137,7 +137,6 @@ def mounted_window(
     store: str | None = None,
     audit: Path | None = None,
     policies: Sequence[Path] = (),
-    hosts: Sequence[str] = (),
 ) -> MountedWindow | None:
     """A window on ``place``, which may be empty still; approvals are found in the policy files. None without a web server."""
     try:
@@ -149,7 +148,7 @@ def mounted_window(
 
     files = tuple(path for policy in policies for path in approval_files(policy))
     options = WindowOptions(store=store, audit=audit, approvals=files, policies=tuple(policies))
-    return MountedWindow(Window(place, options, may_be_empty=True), hosts=hosts, say=say_on_stderr)
+    return MountedWindow(Window(place, options, may_be_empty=True), say=say_on_stderr)
 
 
 def say_on_stderr(line: str) -> None:

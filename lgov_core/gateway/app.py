@@ -293,6 +293,7 @@ async def _checked(request: Request, schema: type[T]) -> T:
 class EndpointState:
     """The parts of a running endpoint, as ``app.state.endpoint``, for programs that embed it. Read in its event loop."""
 
+    keys: KeyRing
     admission: Admission
     metrics: Metrics
     limits: Limits
@@ -362,7 +363,7 @@ def create_app(
     for source in (*filter(None, sources), partial(_of_capture, capture, store), traces.readings):
         metrics.add_source(source)
     app.state.counters = capture.counters
-    app.state.endpoint = EndpointState(admission, metrics, limits, guard.bodies)
+    app.state.endpoint = EndpointState(keys, admission, metrics, limits, guard.bodies)
     return app
 
 

@@ -6,7 +6,6 @@ uvicorn's HTTP protocol gets limits on connections, URLs, headers and the time t
 from __future__ import annotations
 
 import errno
-import ipaddress
 import socket
 import threading
 from asyncio import TimerHandle, Transport
@@ -23,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.access import KeyRing
+from lgov_core.gateway.door import Door, require_keys
 from lgov_core.gateway.limits import Limits
 
 if TYPE_CHECKING:
@@ -138,16 +138,6 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._head_timer = None
 
 
-def is_loopback(host: str) -> bool:
-    """Returns whether an address can be reached from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _listen(host: str, port: int) -> socket.socket:
     """A listening socket. A client that connects before the server runs waits; it is not refused."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -176,9 +166,10 @@ class EndpointServer:
     """The endpoint on a port; a context manager.
 
     Takes an application, or engines with the store and keys to make one of (`lgov_core.gateway.app.create_app`). An
-    endpoint made of engines on an address that other machines can reach must be given ``keys`` that are required; on a
-    loopback address they are optional. ``gate`` and ``limits`` are those of `create_app`. ``port`` 0 takes any free port:
-    the attribute ``port`` is the one it got. ``app`` is the application that is served.
+    application that requires no keys is served on a loopback address only. ``gate`` and ``limits`` are those of
+    `create_app`. Every request passes `Door`, for which ``allowed_hosts`` are further names of the server, such as that of
+    a proxy in front. ``port`` 0 takes any free port: the attribute ``port`` is the one it got. ``app`` is the application
+    that is served. Raises `EndpointError`.
 
     `start`, `stop` and `serve_forever` are for one thread; the properties may be read from any.
     """
@@ -193,22 +184,22 @@ class EndpointServer:
         limits: Limits | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
+        allowed_hosts: Sequence[str] = (),
     ) -> None:
         if isinstance(app_or_engines, Sequence):
             from lgov_core.gateway.access import KeyRing
             from lgov_core.gateway.app import create_app
 
-            if not is_loopback(host) and (keys is None or not keys.required):
-                raise EndpointError(
-                    f"{host} can be reached from other machines and no keys were given, or none are required",
-                    hint="pass keys=KeyRing(secret)",
-                )
             ring = KeyRing(required=False) if keys is None else keys
             self.app: Any = create_app(app_or_engines, store, keys=ring, gate=gate, limits=limits)
         else:
             self.app = app_or_engines
         state = getattr(getattr(self.app, "state", None), "endpoint", None)
         self._limits: Limits = limits or getattr(state, "limits", None) or Limits()
+        ring = getattr(state, "keys", None)
+        require_keys(host, ring)
+        has_keys = ring is not None and ring.required
+        self._door = Door(self.app, host=host, has_keys=has_keys, allowed_hosts=allowed_hosts)
         self._host = host
         self.port = port
         self._server: uvicorn.Server | None = None
@@ -292,7 +283,7 @@ class EndpointServer:
                 f"{error.name} is not installed", status=500, hint='pip install "lgov[gateway]"'
             ) from error
         config = uvicorn.Config(
-            self.app,
+            self._door,
             http=protocol_with(self._limits),
             timeout_keep_alive=max(1, round(self._limits.idle_s)),
             backlog=2048,

@@ -12,11 +12,12 @@ from typing import Any, Self, cast
 
 from lgov_core._util.words import counted
 from lgov_core.audit import default_signer
-from lgov_core.errors import EndpointError, LgovError, SettingsError, TrainError
+from lgov_core.errors import LgovError, SettingsError, TrainError
 from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app
+from lgov_core.gateway.door import require_keys
 from lgov_core.gateway.protocol import Engine
-from lgov_core.gateway.server import EndpointServer, MountedApp, is_loopback
+from lgov_core.gateway.server import EndpointServer, MountedApp
 from lgov_core.models.load import SMALL
 from lgov_core.server.coordinator import Coordinator, KeyInPath, QueueCollector, Stopped, kept_keys
 from lgov_core.server.recipe import (
@@ -92,11 +93,7 @@ class TrainingServer:
         engines: Sequence[Engine] = (),
     ) -> None:
         options = options or ServerOptions()
-        if not is_loopback(options.host) and (options.keys is None or not options.keys.required):
-            raise EndpointError(
-                f"{options.host} can be reached from other machines and no keys are required",
-                hint="give --key-secret-file",
-            )
+        require_keys(options.host, options.keys)
         self.settings, self.folder, self.options = settings, folder, options
         self._resume, self._algorithm, self._engines = resume, algorithm, tuple(engines)
         self._place = options.store or str(folder / "store.sqlite")

@@ -38,12 +38,12 @@ def test_urls_and_headers_that_are_too_long(serve):
     serving = serve([], limits=Limits(max_headers=2000, max_url=1000))
     fine = httpx.get(f"{serving.url}/healthz?{'x' * 900}", headers={"x-a": "y" * 1500})
     assert fine.status_code == 200
-    assert b" 414 " in talk(serving, b"GET /healthz?" + b"x" * 1000 + b" HTTP/1.1\r\nhost: a\r\n\r\n")
-    assert b" 431 " in talk(serving, b"GET /healthz HTTP/1.1\r\nhost: a\r\nx-a: " + b"y" * 2000 + b"\r\n\r\n")
+    assert b" 414 " in talk(serving, b"GET /healthz?" + b"x" * 1000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    assert b" 431 " in talk(serving, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx-a: " + b"y" * 2000 + b"\r\n\r\n")
     many = b"".join(b"x-%d: y\r\n" % number for number in range(500))
-    assert b" 431 " in talk(serving, b"GET /healthz HTTP/1.1\r\nhost: a\r\n" + many + b"\r\n")
+    assert b" 431 " in talk(serving, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n" + many + b"\r\n")
     # One header without an end is refused before it has filled the memory.
-    assert b" 431 " in talk(serving, b"GET /healthz HTTP/1.1\r\nhost: a\r\nx-a: " + b"y" * 4000)
+    assert b" 431 " in talk(serving, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx-a: " + b"y" * 4000)
     assert b" 400 " in talk(serving, b"\x00\x01nonsense\r\n\r\n")
     assert httpx.get(f"{serving.url}/healthz").status_code == 200
 
@@ -51,11 +51,13 @@ def test_urls_and_headers_that_are_too_long(serve):
 def test_clients_that_are_too_slow_lose_their_connection(serve):
     serving = serve([], limits=Limits(header_s=0.2, body_s=0.2, idle_s=1))
     assert talk(serving, b"") == b""
-    assert talk(serving, b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\n") == b""
-    slow = talk(serving, b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n", then=b'{"a"')
+    assert talk(serving, b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n") == b""
+    slow = talk(
+        serving, b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n", then=b'{"a"'
+    )
     assert b" 408 " in slow
     assert b"did not arrive within 0.2 s" in slow
-    kept = talk(serving, b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n")
+    kept = talk(serving, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
     assert b" 200 " in kept  # and then it was hung up, after a second of silence
 
 
@@ -68,7 +70,7 @@ def test_a_client_that_does_not_read_frees_its_place(serve):
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.connect(("127.0.0.1", serving.endpoint.port))
         body = b'{"model": "m", "stream": true, "messages": [{"role": "user", "content": "x"}]}'
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n"
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
         deaf.sendall(head % len(body) + body)
         while not serving.model.requests:
             time.sleep(0.01)
@@ -207,7 +209,7 @@ def test_bodies_of_all_requests_together_have_a_limit(serve):
     def post(path: str) -> httpx.Response:
         return httpx.post(f"{serving.url}{path}", json={**BODY, "user": "y" * 55_000})
 
-    head = b"POST /v1/%b HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 59000\r\n\r\n"
+    head = b"POST /v1/%b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 59000\r\n\r\n"
     assert post("/v1/chat/completions").status_code == 200
     with socket.create_connection(("127.0.0.1", serving.endpoint.port), timeout=30) as unfinished:
         unfinished.sendall(head % b"traces" + b"{" * 58_000)

@@ -184,7 +184,7 @@ def test_an_address_of_another_machine():
 
 
 def test_an_endpoint_for_other_machines_needs_keys():
-    with pytest.raises(EndpointError, match="no keys were given"):
+    with pytest.raises(EndpointError, match="no keys are required"):
         EndpointServer([Echo()], host="0.0.0.0")
     EndpointServer([Echo()], host="0.0.0.0", keys=KeyRing())
 

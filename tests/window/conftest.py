@@ -61,7 +61,7 @@ def opened() -> Iterator[Opened]:
 
         def open_one(place: Path | str, *, session: bool = True, **options: Any) -> Browser:
             lines: list[str] = []
-            mounted = MountedWindow(Window(str(place), WindowOptions(**options)), hosts=(), say=lines.append)
+            mounted = MountedWindow(Window(str(place), WindowOptions(**options)), say=lines.append)
             stack.callback(mounted.close)
             app = Starlette(routes=[Mount(mounted.path, mounted.app(None))])
             mounted.url = "http://127.0.0.1"

@@ -51,42 +51,14 @@ def test_a_session_of_another_window_opens_nothing(served: Opened, tmp_path: Pat
     assert second.client.get("api/sources").status_code == 401
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8322", "localhost.evil.example", "", "127.0.0.1.nip.io"]
-)
-def test_a_rebound_host_is_refused(served: Opened, tmp_path: Path, host: str) -> None:
-    browser = served(tmp_path)
-    for path in ("api/sources", "api/session", "./"):
-        assert browser.client.get(path, headers={"host": host}).status_code in (400, 403)
-
-
-@pytest.mark.parametrize("host", ["localhost", "localhost:1", "127.0.0.1:99", "[::1]:8322"])
-def test_names_of_this_machine_are_served(served: Opened, tmp_path: Path, host: str) -> None:
-    assert served(tmp_path).client.get("api/sources", headers={"host": host}).status_code == 200
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"origin": "http://evil.example"},
-        {"origin": "null"},
-        {"origin": "http://127.0.0.1:1"},  # another program of this machine
-        {"sec-fetch-site": "cross-site"},
-        {"sec-fetch-site": "same-site"},
-    ],
-)
-def test_another_origin_is_refused(served: Opened, tmp_path: Path, headers: dict[str, str]) -> None:
-    assert served(tmp_path).client.get("api/sources", headers=headers).status_code == 403
-
-
 def test_only_approvals_can_be_posted_and_only_by_the_window(served: Opened, tmp_path: Path) -> None:
     browser = served(tmp_path)
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         assert browser.client.request(method, "api/sources", headers={"origin": browser.url}).status_code == 405
     body = {"answer": "approve", "by": "me", "digest": "x"}
-    assert browser.client.post("api/approvals/x", json=body).status_code == 403  # no origin
-    sent = {"origin": browser.url, "content-type": "text/plain"}
-    assert browser.client.post("api/approvals/x", content=b"{}", headers=sent).status_code == 403
+    assert (
+        browser.client.post("api/approvals/x", json=body, headers={"origin": "http://127.0.0.1:1"}).status_code == 403
+    )
     assert browser.client.post("api/approvals/x", json=body, headers={"origin": browser.url}).status_code == 404
 
 

@@ -21,8 +21,9 @@ from lgov_core.client.tasks import load_agent, read_tasks
 from lgov_core.errors import ClientError, LgovError, SettingsError, TrainError
 from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app
+from lgov_core.gateway.door import is_loopback
 from lgov_core.gateway.protocol import Engine
-from lgov_core.gateway.server import EndpointServer, is_loopback
+from lgov_core.gateway.server import EndpointServer
 from lgov_core.integrations.verl.checkpoints import Steps
 from lgov_core.integrations.verl.job import VerlJob, VerlUpdate, check_overrides
 from lgov_core.integrations.verl.run import VerlReport, check_verl, run_verl

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import getpass
 import json
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -295,7 +295,6 @@ class _Routes:
 
     def _guarded(self, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
-            self._access.check(request, is_api=True)
             if not self._access.is_open(request):
                 raise NoSessionError("this browser has no session", hint="open the address that was printed")
             return await endpoint(request)
@@ -313,7 +312,6 @@ class _Routes:
         return endpoint
 
     async def _page(self, request: Request) -> Response:
-        self._access.check(request, is_api=False)
         if (token := request.query_params.get("token")) is not None:
             answer = RedirectResponse(request.url.replace(query="").path, 303, {"Cache-Control": "no-store"})
             if (session := self._access.exchange(token)) is not None:
@@ -323,7 +321,6 @@ class _Routes:
         return Response(page, headers={"Cache-Control": "no-cache"}, media_type="text/html")
 
     async def _session(self, request: Request) -> Response:
-        self._access.check(request, is_api=True)
         is_open, by_key = self._access.is_open(request), self._access.has_admin_key(request.headers)
         if request.method == "POST" and not by_key:
             raise NoSessionError(
@@ -418,8 +415,8 @@ class MountedWindow:
 
     path: str = PATH
 
-    def __init__(self, window: Window, *, hosts: Sequence[str] = (), say: Callable[[str], None]) -> None:
-        self._window, self._hosts, self._say = window, hosts, say
+    def __init__(self, window: Window, *, say: Callable[[str], None]) -> None:
+        self._window, self._say = window, say
         self._access = WindowAccess()
         self.url = ""
 
@@ -430,7 +427,7 @@ class MountedWindow:
 
     def app(self, keys: KeyRing | None) -> ASGIApp:
         """The application; an admin key among ``keys`` opens it too."""
-        self._access = WindowAccess(keys=keys, hosts=self._hosts, on_new_token=self._offer_again)
+        self._access = WindowAccess(keys=keys, on_new_token=self._offer_again)
         return create_window_app(self._window, self._access)
 
     def started(self, url: str) -> None:
@@ -451,7 +448,7 @@ def served_window(
     window: Window, *, host: str, port: int, say: Callable[[str], None]
 ) -> Generator[tuple[EndpointServer, str]]:
     """Serves ``window`` until the block ends: the server, and the address to open. Raises `EndpointError`."""
-    mounted = MountedWindow(window, hosts=(host,), say=say)
+    mounted = MountedWindow(window, say=say)
     with served_alone(mounted, host=host, port=port, announce=False) as server:
         mounted.url = server.url
         yield server, mounted.address

@@ -1,16 +1,14 @@
 """HTTP of the window: errors with their status, parameters that are checked, JSON, headers, and who may use it.
 
-The window is opened by a one-time token that becomes a cookie, or by an admin key; Host and Origin are checked.
+The window is opened by a one-time token that becomes a cookie, or by an admin key.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import json
 import secrets
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
@@ -46,13 +44,6 @@ class NoSessionError(WindowError):
 
     code = "unauthorized"
     status = 401
-
-
-class RefusedError(WindowError):
-    """The request comes from elsewhere."""
-
-    code = "refused"
-    status = 403
 
 
 class NotFoundError(WindowError):
@@ -204,27 +195,24 @@ class SafeHeaders:
 
 #: Browsers that may have a session at the same time; the oldest one ends.
 _MOST_SESSIONS: Final = 64
-_SAME_ORIGIN: Final = ("same-origin", "none")
 
 
 class WindowAccess:
-    """The token, the sessions and the names of one window. For one event loop.
+    """The token and the sessions of one window. For one event loop.
 
     ``keys`` are those of the endpoint that the window is mounted on: an admin key opens it as well, the key of a rollout does
-    not. ``hosts`` are names that it may be asked by, besides IP addresses, ``localhost`` and the name of this machine.
-    ``on_new_token`` is called when the token was used up and there is a fresh one.
+    not. ``on_new_token`` is called when the token was used up and there is a fresh one. Where a request comes from is
+    checked by the server's `lgov_core.gateway.door.Door`.
     """
 
     def __init__(
         self,
         *,
         keys: KeyRing | None = None,
-        hosts: Sequence[str] = (),
         on_new_token: Callable[[], None] | None = None,
     ) -> None:
         self._keys = keys
         self.takes_key = keys is not None
-        self._hosts = {"localhost", socket.gethostname().lower(), *(host.lower() for host in hosts)}
         self._on_new_token = on_new_token
         self._sessions: list[bytes] = []
         self.token = secrets.token_urlsafe(32)
@@ -263,34 +251,6 @@ class WindowAccess:
             return self._keys.check(key.strip()).admin
         except EndpointError:
             return False
-
-    def check(self, request: Request, *, is_api: bool) -> None:
-        """Raises `RefusedError` for a Host that is not this machine's, and for a request of another origin."""
-        host = request.headers.get("host", "")
-        if not self._is_ours(host):
-            raise RefusedError(
-                f"the window is not known as {host[:100]!r}", hint="use its IP address, localhost or --host"
-            )
-        origin = request.headers.get("origin")
-        if origin is not None and origin != f"{request.url.scheme}://{host}":
-            raise RefusedError("the request comes from another origin", hint="open the window itself")
-        if is_api and request.headers.get("sec-fetch-site", "none") not in _SAME_ORIGIN:
-            raise RefusedError("the request comes from another site", hint="open the window itself")
-        if request.method == "POST":
-            if origin is None:
-                raise RefusedError("the request does not say where it comes from", hint="send an Origin header")
-            if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-                raise RefusedError("the request is not JSON", hint="send Content-Type: application/json")
-
-    def _is_ours(self, host: str) -> bool:
-        name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-        if name.lower() in self._hosts:
-            return True
-        try:  # another site's name can be made to lead here; an address cannot
-            ipaddress.ip_address(name.strip("[]"))
-        except ValueError:
-            return False
-        return True
 
 
 def _digest(session: str) -> bytes:

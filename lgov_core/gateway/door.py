@@ -1,0 +1,144 @@
+"""The door of every server that lgov starts: which requests it takes, by the headers that a browser cannot be made to forge.
+
+A web page can send requests to servers on the machine of whoever looks at it, and can lead a name of its own to that machine.
+Programs (the openai SDK, curl) send none of the headers that tell pages apart, and pass.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Collection
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from lgov_core.errors import EndpointError
+
+if TYPE_CHECKING:
+    from lgov_core.gateway.access import KeyRing
+
+#: A name or an address, and a port.
+_HOST: Final = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9_.-]+?)\.?(?::(?P<port>[0-9]{1,5}))?", re.ASCII)
+_PORTS: Final = {"http": "80", "https": "443"}
+#: Where a page of the server itself sends from, and what somebody typed into the browser.
+_OWN_SITES: Final = ("same-origin", "none")
+#: The types of a body that routes read: JSON, and OTLP's other form. A page can send neither without asking the server first.
+_BODIES: Final = ("application/json", "application/x-protobuf")
+
+
+class RefusedAtDoor(EndpointError):
+    """A request that the door does not let in: 403, or 415 for the type of its body."""
+
+    code: ClassVar[str] = "refused"
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether an address can be reached from this machine only."""
+    if host == "localhost":
+        return True
+    address = _address(host)
+    return address is not None and address.is_loopback
+
+
+def require_keys(host: str, keys: KeyRing | None) -> None:
+    """Raises `EndpointError` for a server that other machines can reach and that asks for no keys."""
+    if not is_loopback(host) and (keys is None or not keys.required):
+        raise EndpointError(
+            f"{host} can be reached from other machines, and no keys are required",
+            hint="listen on 127.0.0.1, or require keys (--key-secret-file, in Python keys=KeyRing(secret))",
+        )
+
+
+class Door:
+    """An application behind the one check of who sends a request, before any route; pure but for what the application does.
+
+    - ``Host`` must be a name of this machine's loopback (``localhost``, an address), or one of ``allowed_hosts``. With
+      ``has_keys`` also an address, this machine's name and ``host``, the one it listens on; a program may then use any name.
+    - ``Origin``, if there is one, must be the server's own; for one of ``allowed_hosts`` also with ``https``, of a proxy in
+      front. ``Sec-Fetch-Site``, if there is one, must be ``same-origin`` or ``none``.
+    - A body says that it is JSON, or protobuf; a program may leave its type out.
+
+    A refusal is JSON of status 403, or 415 for the type of a body; it names the header, its value and the fix.
+    """
+
+    def __init__(self, app: ASGIApp, *, host: str, has_keys: bool, allowed_hosts: Collection[str] = ()) -> None:
+        self.app = app
+        self._has_keys = has_keys
+        self._allowed = {name.lower().rstrip(".") for name in allowed_hosts}
+        self._names = {"localhost", *self._allowed, *((host.lower(), socket.gethostname().lower()) if has_keys else ())}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope["type"] == "http":
+            try:
+                self._check(Headers(scope=scope), scope["scheme"])
+            except RefusedAtDoor as error:
+                refusal = {**error.as_json(), "message": str(error), "type": "refused", "param": None}
+                headers = {"connection": "close"}  # its body is not read
+                await JSONResponse({"error": refusal}, error.status, headers)(scope, receive, send)
+                return
+        elif scope["type"] != "lifespan":
+            raise EndpointError(f"this server has no {scope['type']} routes")
+        await self.app(scope, receive, send)
+
+    def _check(self, headers: Headers, scheme: str) -> None:
+        host, origin, site = (_only(headers, name) for name in ("host", "origin", "sec-fetch-site"))
+        from_browser = origin is not None or site is not None
+        own = _HOST.fullmatch((host or "").lower())
+        is_known = own is not None and self._is_own(own["name"])
+        if not is_known and not (self._has_keys and not from_browser):
+            hint = "ask it by localhost or 127.0.0.1, or name the host in the setting allowed_hosts"
+            raise _refused("Host", host, "not a name of this server", hint)
+        if origin is not None and (own is None or not self._is_same(origin, scheme, own["name"], own["port"])):
+            hint = "send it from a program without this header, or from a page of this server"
+            raise _refused("Origin", origin, "another origin than this server's", hint)
+        if site is not None and site not in _OWN_SITES:
+            hint = "open the address itself in the browser, or send it from a program without this header"
+            raise _refused("Sec-Fetch-Site", site, "another site", hint)
+        if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+            declared = _only(headers, "content-type")
+            kind = (declared or "").partition(";")[0].strip().lower()
+            if kind not in _BODIES and (declared is not None or from_browser):
+                hint = "send a JSON body with Content-Type: application/json"
+                raise _refused("Content-Type", declared, "not the type of a body that is read here", hint, status=415)
+
+    def _is_same(self, origin: str, scheme: str, name: str, port: str | None) -> bool:
+        schemes = (scheme, "https") if name in self._allowed else (scheme,)
+        return _read_origin(origin) in [(own, name, port or _PORTS.get(own)) for own in schemes]
+
+    def _is_own(self, name: str) -> bool:
+        address = _address(name)
+        if address is None:
+            return name in self._names
+        # Another site's name can be made to lead here; an address cannot.
+        return address.is_loopback or self._has_keys or name in self._names
+
+
+def _read_origin(origin: str) -> tuple[str, str, str | None] | None:
+    """Scheme, name and port of an ``Origin``; None for ``null`` and for what is none."""
+    scheme, separator, rest = origin.lower().partition("://")
+    read = _HOST.fullmatch(rest)
+    return (scheme, read["name"], read["port"] or _PORTS.get(scheme)) if separator and read is not None else None
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return None
+
+
+def _only(headers: Headers, name: str) -> str | None:
+    values = headers.getlist(name)
+    if len(values) > 1:
+        raise _refused(name.title(), ", ".join(values), "given more than once", "send it once")
+    return values[0] if values else None
+
+
+def _refused(header: str, value: str | None, why: str, hint: str, *, status: int = 403) -> RefusedAtDoor:
+    what = f"the request has no {header} header" if value is None else f"the {header} header is {value[:100]!r}, {why}"
+    return RefusedAtDoor(what, status=status, hint=hint)
