@@ -30,7 +30,7 @@ from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -48,6 +48,9 @@ class Step(Generic[T]):
 
 
 Flow: TypeAlias = Generator[Step[Any], Any, T]
+
+#: Nothing to wait for: where a flow that computes for long may be interrupted, so that others have their turn.
+TURN: Final[Step[None]] = Step(lambda: None)
 
 
 def wait(step: Step[T]) -> Flow[T]:
@@ -81,6 +84,12 @@ def finished(future: Future[T], timeout_s: float) -> Step[T]:
     )
 
 
+async def taken(step: Step[Any]) -> Any:
+    """Returns what ``step`` gives an asynchronous caller. Raises what it raises."""
+    value = (step.acall or step.call)()
+    return await value if step.acall is not None or inspect.isawaitable(value) else value
+
+
 def run_flow(flow: Flow[T]) -> T:
     """Runs a flow to its end for a synchronous caller. Returns what the flow returns, raises what it raises."""
     stopped: StopIteration | None = None
@@ -108,9 +117,7 @@ async def arun_flow(flow: Flow[T]) -> T:
         step = next(flow)
         while True:
             try:
-                value = (step.acall or step.call)()
-                if step.acall is not None or inspect.isawaitable(value):
-                    value = await value
+                value = await taken(step)
             except BaseException as error:  # noqa: BLE001 - the flow handles it
                 step = flow.throw(error)
             else:

@@ -100,6 +100,12 @@ class Settings:
     """Calls that ``lgov serve`` answers at the same time."""
     max_waiting: Count = 2048
     """Calls that wait for ``lgov serve`` at the same time."""
+    max_texts: Count = 8192
+    """Texts of one request that policies of ``lgov serve`` read: messages, arguments of calls, descriptions of tools."""
+    max_characters: Count = 4_000_000
+    """Characters of these texts together."""
+    judging_s: Seconds = 20.0
+    """Seconds that ``lgov serve`` may take to judge one request, without the wait for people."""
     drain_s: WholeSeconds = 30
     """Seconds that ``lgov serve`` gives running calls to end after SIGTERM."""
     key_secret_file: FilePath | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager
@@ -119,10 +120,13 @@ def _serving(settings: Settings, engine: Engine, keys: KeyRing | None) -> Genera
             click.echo("note: no store is set, so nothing is recorded (--store)", err=True)
         gate = audit = None
         if settings.policy is not None:
+            from lgov_core.gateway.judging import JudgingLimits
             from lgov_core.gateway.policy_gate import open_gate
 
+            judging = JudgingLimits(settings.max_texts, settings.max_characters, settings.judging_s)
+            sys.setswitchinterval(0.001)  # threads that judge let the event loop go on at once
             audit = settings.audit or DEFAULT_AUDIT
-            gate = open_gate(Governance.from_settings(settings), store=recorded)
+            gate = open_gate(Governance.from_settings(settings), store=recorded, limits=judging)
             open_things.callback(gate.close)
         server = EndpointServer(
             [engine],

@@ -33,6 +33,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from lgov_core._util.files import open_to_others
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.limits import Admission, BodyBudget, LimitedRequest, Limits, Metrics
+from lgov_core.gateway.protocol import Attribution
 from lgov_core.scope import RolloutScope
 
 _PREFIX = "lgov_key_"
@@ -232,15 +233,6 @@ AGENT_HEADER = "x-lgov-agent"
 _ROLLOUT_ID = re.compile(r"[!-.0-~]{1,200}")  # printable ASCII without space and slash
 _ATTEMPT = re.compile(r"[1-9][0-9]{0,8}")
 _AGENT = re.compile(r"[ -~]{1,200}")
-
-
-@dataclass(frozen=True, slots=True)
-class Attribution:
-    """Whose call it is. ``rollout_id`` and ``attempt`` are both set or both None."""
-
-    rollout_id: str | None = None
-    attempt: int | None = None
-    agent: str | None = None
 
 
 _CALLER = contextvars.ContextVar("lgov_endpoint_caller", default=Attribution())  # noqa: B039 - it is frozen

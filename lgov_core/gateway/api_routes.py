@@ -16,24 +16,23 @@ from starlette.responses import Response
 
 from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import EndpointError, LgovError
-from lgov_core.gateway.access import Access, Attribution, RuledRoute, attribute, grant_of
+from lgov_core.gateway.access import Access, RuledRoute, attribute, grant_of
 from lgov_core.gateway.capture import Capture, ReceivedCall, StreamedReply, StreamJudging, as_lgov_error
 from lgov_core.gateway.limits import ROLLOUT_PREFIX, json_response, read_object, retry_headers
-from lgov_core.gateway.policy_gate import (
-    changed_exchange,
-    changes_of,
-    gate_replies,
-    gate_request,
-    refusal_completion,
-)
 from lgov_core.gateway.protocol import (
     ANY_MODEL,
+    Attribution,
     Engine,
     Gate,
     GateRefusal,
     GateReply,
     GateRequest,
     UpstreamRejection,
+    changed_exchange,
+    changes_of,
+    gate_replies,
+    gate_request,
+    refusal_completion,
     speaks,
 )
 from lgov_core.types import new_id

@@ -25,7 +25,6 @@ from lgov_core.gateway.access import (
     ATTEMPT_HEADER,
     ROLLOUT_HEADER,
     Access,
-    Attribution,
     Guard,
     KeyGrant,
     KeyRing,
@@ -48,7 +47,7 @@ from lgov_core.gateway.limits import (
     read_body,
     read_object,
 )
-from lgov_core.gateway.protocol import Engine, Gate
+from lgov_core.gateway.protocol import Attribution, Engine, Gate
 from lgov_core.gateway.upstream import RegisteredModels
 from lgov_core.store import TraceStore
 from lgov_core.trace import semconv

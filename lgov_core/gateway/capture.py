@@ -16,9 +16,8 @@ from functools import partial
 from typing import Any, Final, cast
 
 from lgov_core.errors import EndpointError, LgovError, StoreError, UpstreamError
-from lgov_core.gateway.access import Attribution
 from lgov_core.gateway.limits import Admission
-from lgov_core.gateway.protocol import Engine
+from lgov_core.gateway.protocol import Attribution, Engine
 from lgov_core.governor import ObservedDecision
 from lgov_core.hookspecs import hookimpl
 from lgov_core.store import TraceStore

@@ -1,23 +1,22 @@
 """Policy at the endpoint, for agents whose own process is not governed: judges what models read and write.
 
 `EndpointCall` is a port of `lgov_core.instrumentation.model_flow`, in which the order of judging is. `open_gate` makes a
-`PolicyGate` for a policy file. `gate_request`, `gate_replies`, `changed_exchange` and `changes_of` convert calls and replies
-for any gate.
+`PolicyGate` for a policy file.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from lgov_core._util.json_text import json_object
-from lgov_core.errors import EndpointError, LgovError, PolicyDenied
-from lgov_core.flow import Flow, arun_flow
-from lgov_core.gateway.access import Attribution
+from lgov_core.errors import LgovError, PolicyDenied
+from lgov_core.flow import Flow
 from lgov_core.gateway.capture import DenialSink
+from lgov_core.gateway.judging import JudgingLimits, Turns
+from lgov_core.gateway.limits import Busy
 from lgov_core.gateway.protocol import GateRefusal, GateReply, GateRequest
 from lgov_core.governor import Governor
 from lgov_core.instrumentation.conversation_memory import MessageDecisionCache, OpeningTexts, UserText
@@ -25,10 +24,7 @@ from lgov_core.instrumentation.model_call import ModelCall, reply_limit
 from lgov_core.instrumentation.model_flow import CallPort, Choice, ReplyPart, judge_request_flow, settle_flow
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.types import Action, Decision, Effect, Kind, Point, ToolOutcome, new_id
-from lgov_core.wire.apis import Exchange
-from lgov_core.wire.chat import reasoning_of
-from lgov_core.wire.exchange import Changes, ChatRequest, ChoiceChange, Completion, ToolCall
-from lgov_core.wire.fields import shown, texts_beside_messages
+from lgov_core.wire.exchange import ToolCall
 from lgov_core.wire.turns import ModelReading, read_arguments, token_usage, with_texts
 
 if TYPE_CHECKING:
@@ -55,28 +51,38 @@ class PolicyGate:
 
     A text that a policy rewrote is rewritten in every later call of the same attempt too; one that was forgotten is
     judged again. The user's are the texts in the user's role before the first reply of an attempt (`OpeningTexts`), which
-    a ``store`` knows of attempts that began before this process. For one event loop.
+    a ``store`` knows of attempts that began before this process. ``limits`` bound what is judged, which threads do (`Turns`).
+    For one event loop.
     """
 
-    def __init__(self, governor: Governor, *, owns: Sequence[AuditLog] = (), store: TraceStore | None = None) -> None:
+    def __init__(
+        self,
+        governor: Governor,
+        *,
+        owns: Sequence[AuditLog] = (),
+        store: TraceStore | None = None,
+        limits: JudgingLimits | None = None,
+    ) -> None:
         def has_begun(rollout_id: str, attempt: int) -> bool:
             return store is not None and any(call.attempt == attempt for call in store.calls([rollout_id]))
 
         self.governor = governor
         self.user_texts = OpeningTexts(has_begun)
         self.text_decisions = MessageDecisionCache()
+        self._turns = Turns(limits or JudgingLimits())
         self._owns = tuple(owns)
 
     def close(self) -> None:
         """Closes the governor and what the gate owns: the audit record."""
+        self._turns.close()
         self.governor.close()
         for owned in self._owns:
             owned.close()
 
     async def admit(self, request: GateRequest) -> GateRequest:
-        """The call as it may be made. Raises `GateRefusal`."""
-        call = EndpointCall(self, request)
-        refusal = await _judged(judge_request_flow(call, call.begin()))
+        """The call as it may be made. Raises `GateRefusal`, and `EndpointError` (413, 429) for one over a limit."""
+        call, size = EndpointCall(self, request), self._turns.limits.size(request)
+        refusal = await self._judged(judge_request_flow(call, call.begin()), size, request)
         if refusal is not None:
             raise _refusal(refusal)
         return call.request_sent
@@ -95,20 +101,21 @@ class PolicyGate:
             self.user_texts.replied(request.rollout_id, request.attempt)
         call = EndpointCall(self, request)
         parts = [ReplyPart(_reading(reply), [reply]) for reply in replies]
-        return await _judged(settle_flow(call, call.begin(), parts))
+        size = sum(len(reply.text) + len(reply.reasoning) for reply in replies) // 1000
+        return await self._judged(settle_flow(call, call.begin(), parts), size, request)
 
-
-async def _judged(flow: Flow[T]) -> T:
-    """Returns what the flow of a call returns. Raises `GateRefusal`, whatever goes wrong."""
-    try:
-        return await arun_flow(flow)
-    except GateRefusal:
-        raise
-    except PolicyDenied as denied:
-        raise _refusal(denied.decision) from denied
-    except Exception as error:
-        text = f"DENIED by policy lgov/gate-failed: the judgement of this call failed ({type(error).__name__})."
-        raise GateRefusal(text, status=503) from error
+    async def _judged(self, flow: Flow[T], size: int, request: GateRequest) -> T:
+        """Returns what the flow of a call returns. Raises `GateRefusal` or `Busy`, whatever goes wrong."""
+        attempt = None if request.rollout_id is None else (request.rollout_id, request.attempt)
+        try:
+            return await self._turns.judged(flow, size, attempt)
+        except (GateRefusal, Busy):
+            raise
+        except PolicyDenied as denied:
+            raise _refusal(denied.decision) from denied
+        except Exception as error:
+            text = f"DENIED by policy lgov/gate-failed: the judgement of this call failed ({type(error).__name__})."
+            raise GateRefusal(text, status=503) from error
 
 
 def _refusal(decision: Decision) -> GateRefusal:
@@ -183,7 +190,10 @@ class EndpointCall(CallPort[GateReply, "list[GateReply]"]):
 
     def _texts(self, roles: Collection[str], users: Collection[str]) -> Iterator[UserText]:
         messages = self._request.messages
-        since = max((at + 1 for at, message in enumerate(messages) if message["role"] == "assistant"), default=0)
+        replies = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+        since = replies[-1] + 1 if replies else 0
+        answers = iter(replies)
+        answered_at = next(answers, None)
         calls: dict[str, Mapping[str, Any]] = {}
         for at, message in enumerate(messages):
             calls.update({call["id"]: call for call in message.get("tool_calls", ())})
@@ -194,7 +204,9 @@ class EndpointCall(CallPort[GateReply, "list[GateReply]"]):
                 answered = calls.get(message.get("tool_call_id", "")) or {"id": None, "name": "unknown", "args": {}}
                 yield UserText(text, at >= since, once=True, result_of=answered)
             else:
-                answer = next((after["content"] for after in messages[at + 1 :] if after["role"] == "assistant"), None)
+                while answered_at is not None and answered_at < at:
+                    answered_at = next(answers, None)
+                answer = None if answered_at is None else messages[answered_at]["content"]
                 yield UserText(text, at >= since, answer, once=True, nested=text not in users)
 
     def _change_texts(self, texts: Mapping[int, str]) -> None:
@@ -344,7 +356,9 @@ def _reading(reply: GateReply) -> ModelReading:
     )
 
 
-def open_gate(governance: Governance, *, store: TraceStore | None = None) -> PolicyGate:
+def open_gate(
+    governance: Governance, *, store: TraceStore | None = None, limits: JudgingLimits | None = None
+) -> PolicyGate:
     """A gate that judges by the policy file of ``governance`` and commits its decisions to its record.
 
     With a ``store``, which stays the caller's, what was denied or changed is written there as spans and rewards, whatever
@@ -358,136 +372,4 @@ def open_gate(governance: Governance, *, store: TraceStore | None = None) -> Pol
     # The recorded calls have the content.
     opened = replace(governance, store=None, content=False).open(plugins=plugins, rewards=False)
     assert isinstance(opened.audit, AuditLog)  # nothing serves inside a box
-    return PolicyGate(opened.governor, owns=[opened.audit], store=store)
-
-
-#: Roles that policies can read.
-_ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
-#: Parts of a message without text. Other kinds are refused: a model might read text in them that policies do not see.
-_NO_TEXT = frozenset(("image_url", "input_audio", "audio_url", "video_url"))
-
-
-def gate_request(
-    request: ChatRequest,
-    route: str,
-    body: Mapping[str, Any],
-    who: Attribution,
-    fixed: Callable[[], Set[int]] = frozenset[int],
-) -> GateRequest:
-    """The call as policies see it: the messages of ``request``, and what ``body``, the client's own, says besides.
-
-    ``fixed`` is that of the `GateRequest`. Raises `EndpointError` (400) for what they cannot read.
-    """
-    return GateRequest(
-        model=request.model,
-        messages=[_plain_message(message) for message in request.messages],
-        route=route,
-        max_tokens=request.max_tokens,
-        rollout_id=who.rollout_id,
-        attempt=who.attempt,
-        agent=who.agent,
-        tools=request.tools,
-        fields=texts_beside_messages(route, body),
-        fixed=fixed,
-    )
-
-
-def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    if message["role"] not in _ROLES or message.get("function_call"):
-        what = "a function_call" if message.get("function_call") else f"the role {shown(message['role'])}"
-        raise EndpointError(
-            f"policies cannot read a message with {what}", hint=f"roles are {', '.join(sorted(_ROLES))}; use tool_calls"
-        )
-    role = "system" if message["role"] == "developer" else message["role"]
-    seen: dict[str, Any] = {"role": role, "content": _content_text(message.get("content"))}
-    if calls := message.get("tool_calls"):
-        written = [call["function"].get("arguments") or "{}" for call in calls]
-        seen["tool_calls"] = [
-            {
-                "id": call.get("id") or "",
-                "name": call["function"]["name"],
-                "args": text if (arguments := json_object(text)) is None else arguments,
-            }
-            for call, text in zip(calls, written, strict=True)
-        ]
-    if message.get("tool_call_id") is not None:
-        seen["tool_call_id"] = message["tool_call_id"]
-    return seen
-
-
-def _content_text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    if content is not None and not isinstance(content, list):
-        raise EndpointError(f"policies cannot read the content {shown(content)}", hint="send text, or a list of parts")
-    return "".join(map(_text_of_part, content or ()))
-
-
-def _text_of_part(content_part: Any) -> str:
-    if isinstance(content_part, str):  # which some servers take
-        return content_part
-    kind = content_part.get("type") if isinstance(content_part, dict) else None
-    texts = (
-        [content_part[name] for name in ("text", "refusal") if content_part.get(name) is not None]
-        if kind is not None
-        else []
-    )
-    if kind in _NO_TEXT and not texts:
-        return ""
-    if kind not in ("text", "refusal") or not texts or not all(isinstance(text, str) for text in texts):
-        raise EndpointError(f"policies cannot read a part of a message: {shown(content_part)}", hint="send it as text")
-    return "".join(texts)
-
-
-def changed_exchange(exchange: Exchange, before: GateRequest, after: GateRequest) -> Exchange:
-    """The call with the texts that a gate changed. Raises `EndpointError` (403) for other changes."""
-    if len(before.messages) != len(after.messages):
-        raise EndpointError("a policy added or took away messages, which cannot be carried over", status=403)
-    pairs = enumerate(zip(before.messages, after.messages, strict=True))
-    texts = {index: str(new["content"]) for index, (old, new) in pairs if new["content"] != old["content"]}
-    try:
-        body = with_texts(exchange.body, before.fields, after.fields)
-    except ValueError as error:
-        raise EndpointError("a policy changed more of the request than its texts", status=403) from error
-    return exchange.changed(body, texts)
-
-
-def gate_replies(completion: Completion) -> list[GateReply]:
-    """The choices as policies see them."""
-    thoughts = reasoning_of(completion)
-    return [
-        GateReply(
-            choice.response_id,
-            choice.content or "",
-            choice.tool_calls,
-            choice.finish_reason,
-            completion.prompt_tokens if number == 0 else None,
-            sum(each.completion_tokens for each in completion.choices) if number == 0 else None,
-            thoughts.get(number, ""),
-            choice.unreadable,
-        )
-        for number, choice in enumerate(completion.choices)
-    ]
-
-
-def changes_of(before: Sequence[GateReply], after: Sequence[GateReply], passed: str = "") -> Changes:
-    """The changes of a gate, by the number of the choice. A text that the client has got in part goes on from there."""
-    changes: dict[int, ChoiceChange] = {}
-    for number, (old, new) in enumerate(zip(before, after, strict=True)):
-        if old is new:
-            continue
-        released = list(new.tool_calls)
-        calls: dict[int, ToolCall] = {}
-        for position, call in enumerate(old.tool_calls):
-            if released and (released[0].call_id, released[0].name) == (call.call_id, call.name):
-                calls[position] = released.pop(0)
-        if released:
-            raise EndpointError("a gate released a call that the model did not make", status=503)
-        text = new.text if new.text.startswith(passed) else f"{passed}\n{new.text}"
-        changes[number] = ChoiceChange(text, text == old.text, calls, new.reasoning == old.reasoning)
-    return changes
-
-
-def refusal_completion(text: str, response_id: str, model: str) -> Completion:
-    """A refusal as a finished reply of one choice. It has no tokens: no model wrote it."""
-    return Completion(response_id, model, text, text, (), "stop", None, None, None, None, 0, 0)
+    return PolicyGate(opened.governor, owns=[opened.audit], store=store, limits=limits)

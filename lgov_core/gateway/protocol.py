@@ -1,4 +1,7 @@
-"""Requests, completions and stream pieces that the endpoint's routes, engines and gates exchange, and their protocols."""
+"""Requests, completions and stream pieces that the endpoint's routes, engines and gates exchange, and their protocols.
+
+`gate_request`, `gate_replies`, `changed_exchange` and `changes_of` convert calls and replies for any gate.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from lgov_core._util.json_text import json_object
 from lgov_core.errors import EndpointError, UpstreamError
 from lgov_core.types import new_id
-from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece, ToolCall
+from lgov_core.wire.chat import reasoning_of
+from lgov_core.wire.exchange import Changes, ChatRequest, ChoiceChange, Completion, StreamPiece, ToolCall
+from lgov_core.wire.fields import shown, texts_beside_messages
+from lgov_core.wire.turns import with_texts
 
 if TYPE_CHECKING:
     import torch
+
+    from lgov_core.wire.apis import Exchange
 
 ANY_MODEL: Final = "*"
 
@@ -99,6 +108,15 @@ def speaks(engine: Engine) -> frozenset[str]:
     ``chat``, ``completions``, ``responses``, ``messages``, ``embeddings``.
     """
     return frozenset(getattr(engine, "speaks", ("chat",)))
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """Whose call it is. ``rollout_id`` and ``attempt`` are both set or both None."""
+
+    rollout_id: str | None = None
+    attempt: int | None = None
+    agent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,3 +237,135 @@ class ReceivedBody(dict[str, Any]):
     def __init__(self, content: Mapping[str, Any], received: bytes) -> None:
         super().__init__(content)
         self.received = received
+
+
+#: Roles that policies can read.
+_ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
+#: Parts of a message without text. Other kinds are refused: a model might read text in them that policies do not see.
+_NO_TEXT = frozenset(("image_url", "input_audio", "audio_url", "video_url"))
+
+
+def gate_request(
+    request: ChatRequest,
+    route: str,
+    body: Mapping[str, Any],
+    who: Attribution,
+    fixed: Callable[[], Set[int]] = frozenset[int],
+) -> GateRequest:
+    """The call as policies see it: the messages of ``request``, and what ``body``, the client's own, says besides.
+
+    ``fixed`` is that of the `GateRequest`. Raises `EndpointError` (400) for what they cannot read.
+    """
+    return GateRequest(
+        model=request.model,
+        messages=[_plain_message(message) for message in request.messages],
+        route=route,
+        max_tokens=request.max_tokens,
+        rollout_id=who.rollout_id,
+        attempt=who.attempt,
+        agent=who.agent,
+        tools=request.tools,
+        fields=texts_beside_messages(route, body),
+        fixed=fixed,
+    )
+
+
+def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    if message["role"] not in _ROLES or message.get("function_call"):
+        what = "a function_call" if message.get("function_call") else f"the role {shown(message['role'])}"
+        raise EndpointError(
+            f"policies cannot read a message with {what}", hint=f"roles are {', '.join(sorted(_ROLES))}; use tool_calls"
+        )
+    role = "system" if message["role"] == "developer" else message["role"]
+    seen: dict[str, Any] = {"role": role, "content": _content_text(message.get("content"))}
+    if calls := message.get("tool_calls"):
+        written = [call["function"].get("arguments") or "{}" for call in calls]
+        seen["tool_calls"] = [
+            {
+                "id": call.get("id") or "",
+                "name": call["function"]["name"],
+                "args": text if (arguments := json_object(text)) is None else arguments,
+            }
+            for call, text in zip(calls, written, strict=True)
+        ]
+    if message.get("tool_call_id") is not None:
+        seen["tool_call_id"] = message["tool_call_id"]
+    return seen
+
+
+def _content_text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if content is not None and not isinstance(content, list):
+        raise EndpointError(f"policies cannot read the content {shown(content)}", hint="send text, or a list of parts")
+    return "".join(map(_text_of_part, content or ()))
+
+
+def _text_of_part(content_part: Any) -> str:
+    if isinstance(content_part, str):  # which some servers take
+        return content_part
+    kind = content_part.get("type") if isinstance(content_part, dict) else None
+    texts = (
+        [content_part[name] for name in ("text", "refusal") if content_part.get(name) is not None]
+        if kind is not None
+        else []
+    )
+    if kind in _NO_TEXT and not texts:
+        return ""
+    if kind not in ("text", "refusal") or not texts or not all(isinstance(text, str) for text in texts):
+        raise EndpointError(f"policies cannot read a part of a message: {shown(content_part)}", hint="send it as text")
+    return "".join(texts)
+
+
+def changed_exchange(exchange: Exchange, before: GateRequest, after: GateRequest) -> Exchange:
+    """The call with the texts that a gate changed. Raises `EndpointError` (403) for other changes."""
+    if len(before.messages) != len(after.messages):
+        raise EndpointError("a policy added or took away messages, which cannot be carried over", status=403)
+    pairs = enumerate(zip(before.messages, after.messages, strict=True))
+    texts = {index: str(new["content"]) for index, (old, new) in pairs if new["content"] != old["content"]}
+    try:
+        body = with_texts(exchange.body, before.fields, after.fields)
+    except ValueError as error:
+        raise EndpointError("a policy changed more of the request than its texts", status=403) from error
+    return exchange.changed(body, texts)
+
+
+def gate_replies(completion: Completion) -> list[GateReply]:
+    """The choices as policies see them."""
+    thoughts = reasoning_of(completion)
+    return [
+        GateReply(
+            choice.response_id,
+            choice.content or "",
+            choice.tool_calls,
+            choice.finish_reason,
+            completion.prompt_tokens if number == 0 else None,
+            sum(each.completion_tokens for each in completion.choices) if number == 0 else None,
+            thoughts.get(number, ""),
+            choice.unreadable,
+        )
+        for number, choice in enumerate(completion.choices)
+    ]
+
+
+def changes_of(before: Sequence[GateReply], after: Sequence[GateReply], passed: str = "") -> Changes:
+    """The changes of a gate, by the number of the choice. A text that the client has got in part goes on from there."""
+    changes: dict[int, ChoiceChange] = {}
+    for number, (old, new) in enumerate(zip(before, after, strict=True)):
+        if old is new:
+            continue
+        released = list(new.tool_calls)
+        calls: dict[int, ToolCall] = {}
+        for position, call in enumerate(old.tool_calls):
+            if released and (released[0].call_id, released[0].name) == (call.call_id, call.name):
+                calls[position] = released.pop(0)
+        if released:
+            raise EndpointError("a gate released a call that the model did not make", status=503)
+        text = new.text if new.text.startswith(passed) else f"{passed}\n{new.text}"
+        changes[number] = ChoiceChange(text, text == old.text, calls, new.reasoning == old.reasoning)
+    return changes
+
+
+def refusal_completion(text: str, response_id: str, model: str) -> Completion:
+    """A refusal as a finished reply of one choice. It has no tokens: no model wrote it."""
+    return Completion(response_id, model, text, text, (), "stop", None, None, None, None, 0, 0)

@@ -24,7 +24,7 @@ from itertools import takewhile
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from lgov_core._util.containers import BoundedDict
-from lgov_core.flow import Flow, in_thread, wait
+from lgov_core.flow import TURN, Flow, in_thread, wait
 from lgov_core.governor import Governor
 from lgov_core.scope import RolloutScope, current_scope
 from lgov_core.types import Action, Decision
@@ -82,6 +82,7 @@ class MessageDecisionCache:
             allowed = key in self._allowed if text.once else text.prefix is not None and text.prefix in self._prefixes
             if allowed or (not text.new and self._knows(key, text.answer)):
                 continue
+            yield TURN
             decision = yield from governor.decision_flow(action(text))
             if not decision.blocks:
                 if text.prefix is not None:
@@ -151,7 +152,8 @@ class OpeningTexts:
     """Knows the texts with which attempts began: those in the user's role in the calls before the first reply.
 
     What comes after a reply, in whatever role, may be what a model wrote to another agent, or what a tool returned. An
-    attempt of which ``has_begun`` (it may block) knows earlier calls, and this object nothing, has none. For one event loop.
+    attempt of which ``has_begun`` (it may block) knows earlier calls, and this object nothing, has none. Callable from any
+    thread, for one call of an attempt at a time.
     """
 
     def __init__(self, has_begun: Callable[[str, int], bool]) -> None:

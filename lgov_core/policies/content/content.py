@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, Final, Literal
 
+from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import PolicyError
 from lgov_core.governor.options import surely_matches
 from lgov_core.policies.base import BoundedPolicy, DataFile
@@ -137,6 +139,8 @@ ContentAction = Literal["deny", "redact"]
 
 #: Characters of one action, over all its strings. More is denied: what was not looked at is not let through.
 MAX_CHARACTERS: Final = 1_000_000
+#: Texts without findings that a policy remembers.
+_MOST_CLEAN: Final = 65_536
 #: How deep the arguments may be nested.
 MAX_DEPTH: Final = 64
 _KEY_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -199,6 +203,7 @@ class ContentPolicy(BoundedPolicy):
         self.max_characters = options.max_characters
         self._allow = tuple(glob.casefold() for glob in options.allow)
         self._patterns = [pattern for pattern in patterns if pattern.kind in self.kinds]
+        self._clean: BoundedDict[tuple[int, bytes], bool] = BoundedDict(_MOST_CLEAN)
 
     def judge(self, action: Action) -> Decision | None:
         """The verdict on whatever the action's text and arguments hold."""
@@ -226,7 +231,13 @@ class ContentPolicy(BoundedPolicy):
 
     def find(self, text: str, start: int = 0) -> list[ContentFinding]:
         """Returns the findings in ``text`` from ``start`` on, in order and without overlaps; the text before it is context."""
+        # A conversation comes again with each of its calls: what was clean is known by its digest.
+        key = start, hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        if self._clean.get(key):
+            return []
         findings = look_through(text, self._patterns, start)
+        if not findings:
+            self._clean.put(key, True)
         return [f for f in findings if not surely_matches(text[f.start : f.end].casefold(), self._allow)]
 
     def replacement(self, kind: str) -> str:
