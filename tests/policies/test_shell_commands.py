@@ -255,5 +255,64 @@ def test_writing_is_judged_from_every_folder_the_text_may_be_in() -> None:
     assert rule("cd .. && cd .. && echo x > notes.txt") == "shell-write"
     assert rule("cd src && echo x > notes.txt") == ""
     assert rule("cd ..; cd ..; echo x > notes.txt") == "shell-write"
-    assert rule('cd "$SOMEWHERE" && echo x > notes.txt') == "shell-unclear"
+    assert rule('cd "$1" && echo x > notes.txt') == "shell-unclear"
     assert rule("cd src && ls || cd .. && touch a && cd .. && touch a") == "shell-write"
+
+
+GOVERNS = (
+    "echo x > lgov.toml",
+    "printf x | tee -a sub/lgov.toml",
+    "cp x/lgov.toml .",
+    "cp x/lgov* .",
+    "mv a.yaml policy.yaml",
+    "ln -sf a.yaml policy.yaml",
+    "gunzip policy.yaml.gz",
+    "sed -i s/deny/allow/ *.yaml",
+    "rm lgov.toml",
+    "cat .lgov/audit.db",
+    "touch .lgov/x",
+    "echo x > here/policy.yaml",
+    "LGOV_POLICY=x ls",
+    "export LGOV_POLICY=x",
+)
+
+
+@pytest.mark.parametrize("text", GOVERNS)
+def test_what_governs_is_closed_in_a_box_too(text: str, tmp_path: Path) -> None:
+    (tmp_path / "here").symlink_to(".")
+    (tmp_path / "x").mkdir()
+    for options in ({}, {"unknown": "allow"}):
+        assert (
+            ShellPolicy(cwd=str(tmp_path), writable=[str(tmp_path)], **options).judge_command(text).rule
+            == "shell-governs"
+        )
+
+
+def test_names_are_judged_where_their_links_lead(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "project", tmp_path / "outside"
+    folder.mkdir()
+    outside.mkdir()
+    (folder / "out").symlink_to(outside)
+    (folder / "hosts").symlink_to("/etc/hosts")
+    policy = ShellPolicy(cwd=str(folder), writable=[str(folder)])
+    assert policy.judge_command("cat out/a").rule == "shell-secret"
+    assert policy.judge_command("echo x > out/a").rule == "shell-write"
+    assert not policy.judge_command("cat hosts").blocks
+    (folder / "out").unlink()
+    assert not policy.judge_command("cat out/a").blocks  # links are looked up at each decision
+
+
+@pytest.mark.parametrize(
+    "path", ["~/notes.txt", "/home/a/b.txt", "/etc/crontab", "/srv/other/a", "../other/a", "/var/log/x"]
+)
+def test_outside_of_the_project_only_what_is_harmless_is_read(path: str) -> None:
+    assert POLICY.judge_command(f"cat {path}").rule == "shell-secret"
+    assert POLICY.judge_command(f"grep -r x {path}").rule == "shell-secret"
+    assert not POLICY.judge_command("cat /etc/os-release /usr/include/stdio.h").blocks
+
+
+@pytest.mark.parametrize("name", ["DATABASE_URL", "MY_THING", "github_pat", "npm_config_x"])
+def test_of_the_environment_only_what_is_harmless_is_shown(name: str) -> None:
+    for text in (f"echo ${name}", f"echo ${{{name}:-x}}", f"printenv {name}", f"cat <<E\n${name}\nE"):
+        assert POLICY.judge_command(text).rule == "shell-secret", text
+        assert not POLICY.judge_command(text.replace(name, "LANG")).blocks, text

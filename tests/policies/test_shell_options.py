@@ -32,7 +32,7 @@ def call(**arguments: object) -> Action:
         ("python -c 'import os; os.system(1)'", "shell-code"),
         ("sqlite3 a.db 'drop table t'", "shell-sql"),
         ("ls 'x", "shell-unparsable"),
-        ("$CMD x", "shell-unclear"),
+        ("$1 x", "shell-unclear"),
         ("cat ~/.ssh/id_rsa", "shell-secret"),
         ("echo $GITHUB_TOKEN", "shell-secret"),
         ("echo x > /etc/x", "shell-write"),

@@ -10,7 +10,7 @@ POLICY = ShellPolicy(cwd="/srv/project", writable=["/srv/project", "/tmp"])
 
 ALLOWED = {
     "a variable": "D=out; mkdir -p $D && echo x > $D/log",
-    "a default": 'echo "${name:-nobody}"',
+    "a default": 'echo "${USER:-nobody}"',
     "a loop": 'for f in src/*.py; do wc -l "$f"; done',
     "a list of files": 'for f in $(find . -name "*.md"); do wc -w "$f"; done',
     "lines of a list": 'ls *.py | while read -r f; do head -5 "$f"; done',

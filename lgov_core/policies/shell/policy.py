@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from lgov_core.errors import PolicyError
 from lgov_core.governor.options import argument_names
+from lgov_core.places import is_harmless, places_for
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.confinement import in_box
 from lgov_core.policies.network.egress import EgressPolicy
@@ -42,6 +43,7 @@ from lgov_core.policies.shell.syntax import (
 )
 from lgov_core.policies.shell.table import FREE, Entry, Table, names, without_version
 from lgov_core.policies.shell.walk import Walk
+from lgov_core.policies.shell.workspace import Effect as FileEffect
 from lgov_core.policies.shell.workspace import Grants, Workspace
 from lgov_core.policies.sql.policy import FROM_TOOL, SQLPolicy
 from lgov_core.types import Action, Decision, Effect, Point, Severity
@@ -205,12 +207,13 @@ def _filled_in(words: list[str], mark: str, values: list[str]) -> list[str]:
 _UNJUDGED = frozenset(
     {"shell-unknown", "shell-code", "shell-sends", "shell-unclear", "shell-unparsable", "shell-environment"}
 )
+Effects = tuple[tuple[FileEffect, str], ...]
 _Nested = TypeVar("_Nested")
 Unknown = Literal["deny", "escalate", "allow"]
 MAX_CHARACTERS = 20_000
 CACHED_TEXTS = 512
 _SEVERITY = {
-    **dict.fromkeys(("shell-dangerous", "shell-delete", "shell-secret"), Severity.CRITICAL),
+    **dict.fromkeys(("shell-dangerous", "shell-delete", "shell-secret", "shell-governs"), Severity.CRITICAL),
     **dict.fromkeys(
         ("shell-network", "shell-write", "shell-environment", "shell-code", "shell-sends", "shell-sql"), Severity.HIGH
     ),
@@ -257,8 +260,9 @@ class ShellPolicy(BoundedPolicy):
     without ``egress``: ``deny``, ``escalate`` or ``allow``. Unless given it is ``allow`` in a box, where the kernel decides,
     and ``deny`` elsewhere. A policy file may say ``allow`` only under ``lgov run --confine``.
 
-    Of the file system it asks only for the configuration of the repository in ``cwd``: git reads history there if no
-    setting of it runs anything. Symbolic links are not examined. Only bash is understood.
+    What governs this or the next run is closed (`lgov_core.places`), outside of these folders only what is known to be
+    harmless is read, and paths count where links lead at the time of the decision. ``git`` reads history in ``cwd`` if no
+    setting of the repository there runs anything. Only bash is understood.
 
     Judges ``pre_tool_call``, except hand-offs and agents. May be called from several threads at once; recent decisions are
     cached. Anything unclear, too long (20,000 characters) or too deep is denied: it fails closed. ``bounded`` unless
@@ -287,6 +291,7 @@ class ShellPolicy(BoundedPolicy):
         self.bounded = self.egress is None or self.egress.bounded
         statements: dict[str, Any] = {"mode": "read_only", **(options.sql or {}), "dialect": FROM_TOOL}
         self._sql = _nested(name, "sql", SQLPolicy, statements)
+        self.places = places_for(self.cwd)
         self._table = default_table().extended(self.commands) if self.commands else None
         self._judge_cached = lru_cache(CACHED_TEXTS)(self._judge_text) if self.bounded else self._judge_text
 
@@ -307,14 +312,20 @@ class ShellPolicy(BoundedPolicy):
             reason = f"The command is longer than {MAX_CHARACTERS} characters."
             return self.deny("shell-too-long", reason, Severity.MEDIUM)
         try:
-            return self._judge_cached(text, "git" in text and runs_nothing(self.cwd))
+            decision, effects = self._judge_cached(text, "git" in text and runs_nothing(self.cwd))
         except RecursionError:  # depends on the caller's stack as well, so it is not cached
             reason = "The command is nested too deeply; write it more simply."
             return self.deny("shell-too-deep", reason, Severity.MEDIUM)
+        return decision if decision.effect is Effect.DENY else self._look_up(effects, text) or decision
 
-    def _judge_text(self, text: str, history: bool) -> Decision:
+    def _judge_text(self, text: str, history: bool) -> tuple[Decision, Effects]:
+        """The decision on what is written, and the files that it is about."""
         grants = Grants(
-            frozenset(self.runs_code), self.egress and self._address_refused, self._statement_refused, history
+            frozenset(self.runs_code),
+            self.egress and self._address_refused,
+            self._statement_refused,
+            self.places,
+            history,
         )
         workspace = Workspace(self.cwd, self.writable, grants)
         run = ShellRun(self._table or default_table(), workspace, lenient=self.unknown != "deny")
@@ -322,11 +333,32 @@ class ShellPolicy(BoundedPolicy):
             run.judge(text)
         except ShellRefusal as refused:
             if refused.rule not in _UNJUDGED or self.unknown == "deny":
-                return self.deny(refused.rule, refused.reason, _SEVERITY.get(refused.rule, Severity.MEDIUM))
+                severity = _SEVERITY.get(refused.rule, Severity.MEDIUM)
+                return self.deny(refused.rule, refused.reason, severity), ()
             run.unjudged.append(refused.reason)
         if run.unjudged and self.unknown == "escalate":
-            return self.escalate("shell-unknown", run.unjudged[0], Severity.MEDIUM)
-        return self.allow()
+            return self.escalate("shell-unknown", run.unjudged[0], Severity.MEDIUM), tuple(workspace.effects)
+        return self.allow(), tuple(workspace.effects)
+
+    def _look_up(self, effects: Effects, text: str) -> Decision | None:
+        """Denies files that are closed where links lead. It asks the file system, so it is not cached."""
+        for effect, path in effects:
+            wild = is_wild(path)
+            if effect == "writes":
+                reason = self.places.writes(path, text)
+            else:
+                reason = self.places.reads(path) if effect == "reads" else self.places.moves(path)
+            if reason is not None:
+                return self.deny("shell-governs", reason, Severity.CRITICAL)
+            real = path if wild else os.path.realpath(path)
+            if real != path and not any(
+                _holds(root, real) for root in map(os.path.realpath, (self.cwd, *self.writable))
+            ):
+                if effect != "reads":
+                    return self.deny("shell-write", f"{path} leads outside of {', '.join(self.writable)}.")
+                if not is_harmless(real):
+                    return self.deny("shell-secret", f"{path} leads outside of {self.cwd}; what is there is not shown.")
+        return None
 
     def _address_refused(self, url: str) -> str | None:
         assert self.egress is not None
@@ -380,6 +412,10 @@ def _nested(owner: str, option: str, kind: Callable[..., _Nested], options: Mapp
         return kind(**{"name": f"{owner} {option}", **options})
     except TypeError as error:
         raise PolicyError(f"{owner}: {option}: {error}", hint=f"write the options of the policy {option}") from error
+
+
+def _holds(folder: str, path: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def _text(value: object) -> str | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, product
 from math import prod
 
+from lgov_core.places import is_harmless_variable
 from lgov_core.policies.shell.syntax import (
     BREAK,
     HOME,
@@ -27,7 +28,7 @@ from lgov_core.policies.shell.syntax import (
     unclear,
     unquoted,
 )
-from lgov_core.policies.shell.table import names, regex
+from lgov_core.policies.shell.table import names
 
 #: Values of one variable beyond which it may hold anything, and folders beyond which a text is refused.
 MAX_VALUES, MAX_FOLDERS = 48, 48
@@ -80,10 +81,13 @@ class State:
         """The values that ``$name`` may have. Refuses secrets of the environment."""
         if name in self.variables:
             return self.variables[name]
-        if regex("variables", "secret").fullmatch(name):
-            raise ShellRefusal("shell-secret", f"${name} of the environment is a secret, which is not shown or sent.")
         if name in names("variables", "numbers"):
             return ["1"]
+        own = name in names("variables", "shell") or re.match(r"[A-Za-z_]", name) is None
+        if not own and not is_harmless_variable(name):
+            raise ShellRefusal(
+                "shell-secret", f"${name} of the environment may be a secret, which is not shown or sent."
+            )
         fixed = {"!": "$!", "HOME": HOME, "TMPDIR": "/tmp", "IFS": " ", "PATH": INSTALLED}
         return list(self.folders) if name == "PWD" else [fixed.get(name, UNKNOWN)]
 

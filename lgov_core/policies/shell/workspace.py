@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
 from functools import lru_cache
 from itertools import pairwise
+from typing import Literal
 
+from lgov_core.places import GoverningPlaces, is_harmless
 from lgov_core.policies.content.secrets import CREDENTIAL_NAMES
 from lgov_core.policies.shell.syntax import (
     ANY,
@@ -39,6 +41,9 @@ _WILDCARDS = str.maketrans({"*": f"{BELOW}{STAR}", "?": ANY, "[": ANY})
 _CREDENTIALS = re.compile("|".join(map(translate, CREDENTIAL_NAMES)))
 
 
+Effect = Literal["reads", "writes", "moves"]
+
+
 @dataclass(frozen=True)
 class Grants:
     """Permissions of the owner beyond the table, and the policies that judge addresses and SQL."""
@@ -48,6 +53,8 @@ class Grants:
     #: Why an address may not be reached, and why a statement of a dialect may not run; None where it may.
     url: Callable[[str], str | None] | None
     sql: Callable[[str, str], str | None]
+    #: The places that govern, which are closed.
+    places: GoverningPlaces
     #: True where the configuration of the repository in the first folder runs nothing.
     history: bool
 
@@ -65,6 +72,8 @@ class Workspace:
         self.state, self.budget = State(home), Budget()
         #: Files and folders that it has moved: a build does not make them again.
         self.moved: set[str] = set()
+        #: Files that it reads, writes, or moves and removes: what is found there is looked up at each decision.
+        self.effects: dict[tuple[Effect, str], None] = {}
         #: Whether names of files that a search finds are passed on unchanged, not split at spaces.
         self.exact = False
 
@@ -76,10 +85,19 @@ class Workspace:
         self.mention(word)
         for path in paths:
             self.budget.spend(20 + len(path) // 8)
-            if _is_secret(self._relative(path) if self._is_ours(path) else path):
+            if not self._is_ours(path) and not is_harmless(path):
+                raise ShellRefusal(
+                    "shell-secret", f"{shown(word)} lies outside of {self.home}; what is there is not shown."
+                )
+            if self._is_ours(path) and _is_secret(self._relative(path)):
                 raise _secret(word)
-        if BELOW in word:
-            self.tree(word.partition(BELOW)[0] or ".")
+            if (
+                is_wild(path)
+                and BELOW not in path
+                and any(map(_pattern(path).fullmatch, map(str.lower, self.grants.places.kept)))
+            ):
+                raise ShellRefusal("shell-governs", f"{shown(word)} may be what lgov keeps about this program.")
+            self._touch("reads", path)
 
     def mention(self, word: str) -> None:
         """Refuses a word that names a secret anywhere in it: a program with arguments of its own may read it."""
@@ -90,11 +108,6 @@ class Workspace:
             readings = {piece, climbed, re.sub(r"^:\([a-z,]*\)|^:/", "", piece).translate(_WILDCARDS)}
             if piece and any(map(_is_secret, readings)):
                 raise _secret(word)
-
-    def tree(self, word: str) -> None:
-        """Refuses a folder that is read as a whole when there are secrets in it."""
-        if any(regex("paths", "holding_secrets").fullmatch(path) for path in self._paths(word)):
-            raise ShellRefusal("shell-secret", f"{shown(word)} holds secrets somewhere below; name the files.")
 
     def argument(self, word: str) -> None:
         """Refuses an argument of a program that is not in the table which names a secret or a place outside of the project."""
@@ -129,10 +142,23 @@ class Workspace:
                 raise ShellRefusal(
                     "shell-write", f"{shown(word)} is or may be a file that makes other programs run it."
                 )
+            if is_wild(path) and (self._may_govern(path) or (rooted and self._may_govern(below[-1]))):
+                raise ShellRefusal("shell-governs", f"{shown(word)} may be what decides how this program is governed.")
+            self._touch("moves" if removed else "writes", path)
             if not may_be_secret and _is_secret("/".join(below)):
                 raise _secret(word)
             if BELOW in path and not removed and not self._found_are_plain(path):
-                raise ShellRefusal("shell-write", f"{shown(word)} may be any file; name the files.")
+                raise ShellRefusal(
+                    "shell-write",
+                    f"{shown(word)} may be any file; name the files, or use find FOLDER -print0 | xargs -0.",
+                )
+
+    def _touch(self, effect: Effect, path: str) -> None:
+        """Notes an effect, for which links and what governs are looked up."""
+        self.effects[effect, path.replace(HOME, os.path.expanduser("~"), 1) if path.startswith(HOME) else path] = None
+
+    def _may_govern(self, path: str) -> bool:
+        return self.grants.places.matching(_pattern(path))
 
     def _found_are_plain(self, path: str) -> bool:
         """Returns whether files that a search finds may be written: by exact names, and none in ``.git``."""
@@ -174,7 +200,7 @@ class Workspace:
 
     def move(self, word: str) -> None:
         """Refuses what may not be written, and the folders that the text works in."""
-        self.write(word)
+        self.write(word, removed=True)
         self.moved.update(self._paths(word))
         self._keep_roots(word)
 
@@ -240,6 +266,8 @@ class Workspace:
         """Refuses to set a variable that makes programs run something else, or send things elsewhere."""
         if any("$(" in value or "`" in value for value in values):
             raise unclear(f"{name[:40]} would hold a command that programs may run; leave it out.")
+        if reason := self.grants.places.variable(name):
+            raise ShellRefusal("shell-governs", reason)
         closed = regex("variables", "closed").fullmatch(name) is not None
         allowed = allowed_values().get(name, "(?!)" if closed else "")
         folders = {folder for value in values for folder in value.split(":")} if name == "PATH" else set[str]()
@@ -321,8 +349,6 @@ def _is_secret(word: str) -> bool:
         called = [name for name in called if name not in (parts[-1], ".ssh") and not name.startswith(".ssh/")]
     if any(_is_secret_name(name) for name in called if name):
         return True
-    if path.startswith("/") and globs("secret_places").match(path) is not None:
-        return True
     # ``.*`` and ``.e*``: of a hidden file too little is said to know that it is not one of these.
     if any(name[:1] == "." and is_wild(name) and len(literal(name)) < 3 for name in parts):
         return True
@@ -332,6 +358,12 @@ def _is_secret(word: str) -> bool:
 @lru_cache(4096)
 def _is_secret_name(name: str) -> bool:
     return any(expression.match(name.lower()) for expression in (_CREDENTIALS, globs("secret_names")))
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    """A path with wildcards as a regular expression, for paths in lower case."""
+    steps = {UNKNOWN: ".*", STAR: "[^/]*", ANY: "[^/]", BELOW: ".*"}
+    return re.compile("".join(steps.get(letter) or re.escape(letter) for letter in path.lower()), re.DOTALL)
 
 
 def _may_be_secret(path: str, *, hidden: bool) -> bool:
@@ -344,11 +376,7 @@ def _may_be_secret(path: str, *, hidden: bool) -> bool:
         return path.startswith("/")
     if not path.startswith(("/", ".")) and len(literal(name).replace(".", "")) < 2:
         return False
-    steps = {UNKNOWN: ".*", STAR: "[^/]*", ANY: "[^/]"}
-    whole, last = (
-        re.compile("".join(steps.get(letter, re.escape(letter)) for letter in text), re.DOTALL | re.IGNORECASE)
-        for text in (path, name if len(literal(name).replace(".", "")) > 1 else "/")
-    )
+    whole, last = _pattern(path), _pattern(name if len(literal(name).replace(".", "")) > 1 else "/")
     for example in names("files", "secret_examples"):
         base = example.rpartition("/")[2]
         dotted = base.startswith(".") and name[:1] in (STAR, ANY)
