@@ -17,7 +17,7 @@ _COMMANDS: Commands = {
             "check": ("Check a policy file.", "policy:check"),
             "explain": ("Show each rule's decision on one action, and why.", "policy:explain"),
             "eval": ("Test a policy file on labelled cases or recorded actions.", "policy_evidence:evaluate"),
-            "pins": ("Show pinned tools, and approve a changed one.", "policy:pins"),
+            "trust": ("Accept what changed of what governs, or a changed tool.", "policy:trust"),
             "suggest": ("Propose the policy that recorded tool calls need.", "policy_evidence:suggest"),
         },
     ),

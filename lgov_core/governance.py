@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lgov_core.errors import InstrumentationError, LgovError
 from lgov_core.places import DEFAULT_AUDIT, GoverningPlaces, in_force
+from lgov_core.settings import settings_places
+from lgov_core.trust import RunWatch, refuse_untrusted
 
 if TYPE_CHECKING:
     from lgov_core.air import AirRules, RuleSet
@@ -101,8 +103,24 @@ class Governance:
         return cls(**{**values, "redact": tuple(value["redact"])})  # pyright: ignore[reportArgumentType]
 
     def places(self, *programs: Path) -> GoverningPlaces:
-        """The places that govern a run in the working folder; ``programs`` are folders of programs that it runs."""
-        return GoverningPlaces.of(self, Path.cwd(), programs=programs)
+        """The places that govern a run in the working folder, with those that its policy file names.
+
+        ``programs`` are folders of programs that it runs. Raises `PolicyFileError`.
+        """
+        from lgov_core.policies.loader import named_places
+
+        places = GoverningPlaces.of(self, Path.cwd(), programs=programs)
+        return places if self.policy is None else places.and_of(named_places(self.policy))
+
+    def begin_run(self, run_id: str, places: GoverningPlaces) -> RunWatch:
+        """Notes what governs a run that begins in the working folder, so that what changes until its end is found.
+
+        Raises `LgovError`.
+        """
+        from lgov_core.audit import default_key_path
+
+        files = dict.fromkeys((*places.rules, *map(str, settings_places(Path.cwd()))))
+        return RunWatch(self.audit, files, run_id, keys=[str((self.audit_key or default_key_path()).absolute())])
 
     # ------------------------------------------------------------------ opening
 
@@ -189,6 +207,7 @@ class Governance:
             return open_in_box(self.broker, self.policy, self.redact)
         from lgov_core.policies import load_policy_file
 
+        refuse_untrusted(self.audit)
         with in_force(self.places()):
             policies = load_policy_file(self.policy)
         return policies, self.open_record(policies.digest or "")

@@ -37,7 +37,8 @@ _ETC = """
 """
 #: What may be read outside of a project: what every machine of its kind has, and nobody's own.
 HARMLESS_PLACES: Final = (
-    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/dev/null", "/dev/zero", "/sys/devices/system/cpu"),
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/sys/devices/system/cpu"),
+    *(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")),
     *(f"/proc/{name}" for name in ("cpuinfo", "meminfo", "loadavg", "version", "uptime", "filesystems")),
     *(f"/etc/{name}" for name in _ETC.split()),
 )
@@ -50,7 +51,7 @@ _VARIABLES = """
 #: Variables of the environment that hold nothing secret, as globs.
 HARMLESS_VARIABLES: Final = tuple(_VARIABLES.split())
 _PACKAGES: Final = ("lgov_core", "lgov_openai", "lgov_openai_agents", "lgov_langchain", "lgov_autogen")
-_PROJECT_FILE: Final = "pyproject.toml"
+PROJECT_FILE: Final = "pyproject.toml"
 
 
 class Governed(Protocol):
@@ -112,7 +113,7 @@ class GoverningPlaces:
         named = [options.policy, options.air]
         rules = [folder / path for path in named if path is not None]
         rules += [start / name for start in (folder, *programs) for name in POLICY_NAMES]
-        rules += [path for path in settings_places(folder) if path.name != _PROJECT_FILE or governs(path)]
+        rules += [path for path in settings_places(folder) if path.name != PROJECT_FILE or governs(path)]
         own = (options.audit or DEFAULT_AUDIT, options.audit_key, options.heads, _file_of(options.store))
         kept = [folder / path for path in own if path is not None]
         return cls(_texts((*rules, *_own_code())), _texts((*kept, *_own_folders())))
@@ -127,7 +128,7 @@ class GoverningPlaces:
         ``path`` is absolute. It counts as written and with its links followed. ``text`` is what the call says in all: a
         ``pyproject.toml`` without settings may be edited, but not so that it gets some. Asks the file system.
         """
-        if os.path.basename(path).casefold() == _PROJECT_FILE and "lgov" in text.casefold():
+        if os.path.basename(path).casefold() == PROJECT_FILE and "lgov" in text.casefold():
             return _closed(path)
         texts = _real(path)
         closed = any(self._is_rule(text) or self._is_kept(text) for text in texts)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -198,14 +199,25 @@ def settings_places(folder: Path) -> Iterator[Path]:
     for parent in (folder, *folder.parents):
         yield parent / "lgov.toml"
         yield parent / "pyproject.toml"
-        if (parent / ".git").exists():
+        if (parent / ".git").exists() and not is_placeholder(parent / ".git"):
             return
+
+
+def is_placeholder(path: Path) -> bool:
+    """Returns whether a box keeps this place free by an empty file, or an empty folder that nobody may write to."""
+    try:
+        status = path.lstat()
+        if stat.S_ISDIR(status.st_mode):
+            return not status.st_mode & 0o222 and not os.listdir(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == 0
 
 
 def _settings_file(folder: Path) -> tuple[Path, Mapping[str, Any], str] | None:
     """The nearest settings file from ``folder`` upwards: its path, its table and its text."""
     for path in settings_places(folder):
-        if not path.is_file():
+        if not path.is_file() or is_placeholder(path):
             continue
         document, text = _parse(path)
         if path.name == "lgov.toml":

@@ -1,4 +1,4 @@
-"""``lgov policy check``, ``explain`` and ``pins``: what a policy file says."""
+"""``lgov policy check``, ``explain`` and ``trust``: what a policy file says, and who changed what governs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lgov_core.commands.group import Exit, effect_text, show_error, write_json, write_result, write_table
-from lgov_core.commands.options import EXISTING_FILE, PATH, command
+from lgov_core.commands.group import (
+    Exit,
+    effect_text,
+    printable,
+    show_error,
+    write_json,
+    write_result,
+    write_table,
+)
+from lgov_core.commands.options import EXISTING_FILE, PATH, command, is_audit_record, record_or_setting, yes_option
 from lgov_core.errors import PolicyError
 from lgov_core.governor.rules import trusted_programs
 
@@ -189,15 +197,48 @@ def _why(decision: Decision) -> str:
     return f"{where}: {decision.reason}" if decision.reason else where
 
 
-# ---------------------------------------------------------------------- pins
+# ---------------------------------------------------------------------- trust
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE)
-@click.argument("file", type=EXISTING_FILE)
-@click.option("--approve", metavar="DIGEST", help="Pin the changed definition with this digest.")
+@click.argument("file", type=EXISTING_FILE, required=False)
+@click.option("--approve", metavar="DIGEST", help="Pin the changed definition with this digest, of a tool in FILE.")
+@yes_option
 @click.pass_context
-def pins(ctx: click.Context, file: Path, approve: str | None, as_json: bool) -> None:
-    """Show the tools pinned in FILE, the `store` of a rule with `use: pinned`; exit status 1 where changes wait."""
+def trust(ctx: click.Context, file: Path | None, approve: str | None, yes: bool, as_json: bool) -> None:
+    """Show what changed of what governs while a governed program ran, and accept it; or pinned tools that changed.
+
+    Policy files, settings, keys and lgov itself may change between runs. What changed during one is refused at the next start
+    (exit status 78) until it is accepted here, or undone.
+
+    FILE is the audit record of the runs (default: that of the settings); or the `store` of a rule with `use: pinned`: then it
+    shows the pinned tools, and --approve accepts a changed one. Exit status 1 where changes wait.
+    """
+    if file is not None and not is_audit_record(str(file)):
+        if yes:
+            raise click.UsageError("--yes is for changes of files; pin a tool with --approve DIGEST")
+        return _pins(ctx, file, approve, as_json)
+    if approve is not None:
+        raise click.UsageError("--approve needs FILE, the store of pinned tools")
+    from lgov_core import trust as changed
+
+    record = record_or_setting(file)
+    changes = changed.untrusted(record)
+    if as_json:
+        write_json([{"path": change.path, "change": change.kind, "diff": change.diff()} for change in changes])
+    elif not changes:
+        click.echo("nothing that governs changed while a program ran")
+    for change in () if as_json else changes:
+        click.echo(f"{change} (begun {change.began} UTC)\n{printable(change.diff())}")
+    if not changes:
+        return None
+    if yes or (not as_json and click.confirm("Accept this, so that it governs the next run?", err=True)):
+        changed.trust(record)
+        return None
+    ctx.exit(Exit.FINDING)
+
+
+def _pins(ctx: click.Context, file: Path, approve: str | None, as_json: bool) -> None:
     from lgov_core.policies.tools import PinnedTools, digest_of_definition
 
     with closing(PinnedTools(file)) as tools:
@@ -210,6 +251,6 @@ def pins(ctx: click.Context, file: Path, approve: str | None, as_json: bool) -> 
         click.echo(f"{pin.name}  {digest_of_definition(pin.definition)}")
         if pin.changed is not None:
             click.echo(f"  pinned   {pin.definition}\n  changed  {pin.changed}")
-            click.echo(f"  to pin it: lgov policy pins {file} --approve {digest_of_definition(pin.changed)}")
+            click.echo(f"  to pin it: lgov policy trust {file} --approve {digest_of_definition(pin.changed)}")
     if any(pin.changed is not None for pin in pinned):
         ctx.exit(Exit.FINDING)

@@ -10,14 +10,17 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from lgov_core.errors import InstrumentationError
 from lgov_core.governor.options import names
+from lgov_core.places import GoverningPlaces, usual_places
 from lgov_core.policies.confinement import ConfinedPolicy, ConfineRules
+from lgov_core.settings import is_placeholder
+from lgov_core.trust import is_watched
 
 #: Folders in which no folder is searched: what they hold was not written by hand.
 _NOT_SEARCHED: Final = frozenset({".git", ".hg", ".venv", "__pycache__", "node_modules", "site-packages"})
@@ -99,8 +102,8 @@ SYSTEM: Final = (
         )
     ),
 )
-#: Files with lgov's settings, in the working folder.
-_SETTINGS: Final = ("lgov.toml", "pyproject.toml")
+#: Kept free in a writable folder where it does not exist: programs outside obey what lies in it.
+_GIT: Final = ".git"
 
 
 class Mount(NamedTuple):
@@ -116,7 +119,8 @@ class BoxPlan:
 
     ``mounts`` is in order: a folder before what is in it. ``hidden`` is made unreadable, and what is ``kept_out`` among it
     must be. ``private`` is a folder outside, of the box alone; ``forwards`` are ports of this machine's loopback that are
-    reachable at the same port inside.
+    reachable at the same port inside. ``places`` govern the program; ``placeholders`` are those of them, and folders, that do
+    not exist and may not be made in the box (`make_placeholders`).
     """
 
     rules: ConfineRules
@@ -127,6 +131,8 @@ class BoxPlan:
     hidden: tuple[str, ...]
     kept_out: tuple[str, ...] = ()
     forwards: tuple[int, ...] = ()
+    places: GoverningPlaces = field(default_factory=GoverningPlaces)
+    placeholders: tuple[str, ...] = ()
 
     def access(self, path: str) -> tuple[str, str]:
         """The access that the box gives to ``path`` (write, read, hidden or not there), and the rule that decides it."""
@@ -146,13 +152,15 @@ class BoxPlan:
 @dataclass(frozen=True, slots=True)
 class Outside:
     """The surroundings of a box outside: the record at ``audit`` and the files ``apart`` (the record's key and heads), whose
-    folders it must not show, its folder ``private``, and ``forwards``, ports of this machine.
+    folders it must not show, its folder ``private``, ``forwards``, ports of this machine, and ``places`` that govern it
+    (None: those of a run that begins in the working folder).
     """
 
     audit: Path
     private: str
     apart: tuple[str, ...] = ()
     forwards: tuple[int, ...] = ()
+    places: GoverningPlaces | None = None
 
 
 def make_plan(
@@ -179,10 +187,12 @@ def make_plan(
         if not os.path.exists(path):
             raise InstrumentationError(f"confine: write holds {path}, which does not exist", hint="make it first")
         modes[path] = True
-    protected = () if policy is None else (*_SETTINGS, policy.source.path)
+    places = outside.places or usual_places(Path.cwd())
+    governing = [] if own else list(_governing(places, rules))
+    protected = governing if policy is None else [*governing, os.path.abspath(policy.source.path)]
     kept_apart = (str(outside.audit), *outside.apart, *filter(None, policy.approval_stores() if policy else ()))
-    modes.update({os.path.abspath(path): False for path in protected if os.path.exists(path)})
-    _refuse_links((*rules.read, *rules.write, *sensitive.orders, *map(os.path.abspath, protected)), rules.write)
+    modes.update(dict.fromkeys(protected, False))
+    _refuse_links((*rules.read, *rules.write, *sensitive.orders, *protected), rules.write)
     links: dict[str, str] = {}
     real = {_real(path, links): writable for path, writable in modes.items()}
     kept_out = tuple(_kept_out(kept_apart, rules, real))
@@ -195,7 +205,16 @@ def make_plan(
             mounts[mount_point] = Mount(f"{outside.private}/{folder}", True)
     folder = os.path.realpath(os.getcwd())
     plan = BoxPlan(
-        rules, folder, outside.private, dict(sorted(mounts.items())), links, hidden, kept_out, outside.forwards
+        rules,
+        folder,
+        outside.private,
+        dict(sorted(mounts.items())),
+        links,
+        hidden,
+        kept_out,
+        outside.forwards,
+        places,
+        tuple(path for path in governing if not os.path.lexists(path) or is_placeholder(Path(path))),
     )
     for what, needed in (("the working folder", plan.folder), ("the program", program)):
         if checked and needed is not None and plan.access(str(needed))[0] not in ("read", "write"):
@@ -203,6 +222,40 @@ def make_plan(
                 f"{what} {needed} is not visible in the box", hint="name its folder in confine: read, or in write"
             )
     return plan
+
+
+def _governing(places: GoverningPlaces, rules: ConfineRules) -> Iterator[str]:
+    """Yields the places that govern in folders that may be written, existing or not, and the repositories in these."""
+    folders = [path for path in rules.write if os.path.isdir(path)]
+    repositories = [f"{folder}/{_GIT}" for folder in folders]
+    free = [path for path in repositories if not os.path.lexists(path) or is_placeholder(Path(path))]
+    for path in dict.fromkeys((*places.rules, *free)):
+        parent = os.path.dirname(path)
+        if os.access(parent, os.W_OK) and any(
+            _within(os.path.realpath(parent), os.path.realpath(root)) for root in folders
+        ):
+            yield path
+
+
+def make_placeholders(plan: BoxPlan) -> None:
+    """Makes what may not be made in the box: an empty file or folder, which governs nothing. Raises `OSError`."""
+    for path in plan.placeholders:
+        if os.path.lexists(path):
+            continue
+        if os.path.basename(path) == _GIT:
+            os.mkdir(path)
+            os.chmod(path, 0o555)
+        else:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o444))
+
+
+def remove_placeholders(plan: BoxPlan, audit: Path) -> None:
+    """Removes them again, unless another program runs in these folders: it may be in a box that needs them."""
+    if is_watched(audit):
+        return
+    for path in filter(is_placeholder, map(Path, plan.placeholders)):
+        with suppress(OSError):  # it is gone, or holds something now
+            path.rmdir() if path.is_dir() else path.unlink()
 
 
 def _interpreter() -> Iterator[str]:

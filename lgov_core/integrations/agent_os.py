@@ -40,7 +40,7 @@ class _Unclear(ValueError):
 class AgentOSOptions(PolicyOptions, frozen=True, kw_only=True):
     """The options of an `AgentOSPolicy`."""
 
-    paths = governing = ("documents",)
+    paths = obeyed = ("documents",)
 
     documents: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
     severity: Literal["low", "medium", "high", "critical"] = "high"

@@ -131,6 +131,35 @@ def fresh_policies(path: str | PathLike[str]) -> Callable[[], PolicySet]:
     return lambda: load_policy_text(text, source, made=kept)[0]
 
 
+def named_places(path: str | PathLike[str]) -> GoverningPlaces:
+    """A policy file and the files that it names: what it obeys, and where it keeps counts and answers.
+
+    Raises `PolicyFileError` for a file that cannot be read; one that is wrong in other ways names what it can.
+    """
+    text, source = read_policy_file(path), os.path.abspath(path)
+    document, _ = read_yaml(text.decode("utf-8-sig", "replace"), str(path))
+    return _named_places(document, source, Path(source).parent, BUILTIN_POLICIES)
+
+
+def _named_places(
+    document: Any, source: str, folder: Path | None, registry: Mapping[str, PolicyFactory]
+) -> GoverningPlaces:
+    obeyed = [] if folder is None else [os.path.abspath(source)]
+    kept: list[str] = []
+    rules: Any = document.get("rules") if isinstance(document, Mapping) else ()
+    for rule in rules if isinstance(rules, list | tuple) else ():
+        if not isinstance(rule, Mapping) or rule.get("use") not in registry:
+            continue
+        kind, options = options_kind(registry[str(rule["use"])]), rule.get("with")
+        if kind is None or not isinstance(options, Mapping):
+            continue
+        for names, files in ((kind.obeyed, obeyed), (kind.kept, kept)):
+            for value in (folder_joined(folder, options.get(name)) for name in names):
+                listed: Sequence[Any] = value if isinstance(value, list) else [value]
+                files += [os.path.abspath(file) for file in listed if isinstance(file, str)]
+    return GoverningPlaces(tuple(obeyed), tuple(kept))
+
+
 def load_policies(
     document: Mapping[str, Any], *, source: str = "policies", registry: Mapping[str, PolicyFactory] | None = None
 ) -> PolicySet:
@@ -176,7 +205,7 @@ class _Loading:
         if "confine" in document:
             check_confinement(document["confine"], self.source, self.lines)
             self.boxed = self.boxed or in_dry_run()  # nothing is run here, and there is a box to run it in
-        with in_force(self.governing(top.rules)):
+        with in_force(self.governing(document)):
             rules = self.rules(cast("Sequence[Any]", top.rules))
         names = [rule.name for rule in rules]
         for index, rule_name in enumerate(names):
@@ -188,21 +217,9 @@ class _Loading:
             raise self.error((), f"the document holds what JSON cannot: {error}") from error
         return PolicySet(rules, default=top.default, mode=top.mode, name=top.name, digest=digest)
 
-    def governing(self, rules: Sequence[Any]) -> GoverningPlaces:
-        """The places in force with those that the document names: itself, stores and ledgers, the code of plugins."""
-        obeyed = [] if self.folder is None else [os.path.abspath(self.source)]
-        kept: list[str] = []
-        for rule in rules:
-            if not isinstance(rule, Mapping) or rule.get("use") not in self.registry:
-                continue
-            kind, options = options_kind(self.registry[str(rule["use"])]), rule.get("with")
-            if kind is None or not isinstance(options, Mapping):
-                continue
-            for option in kind.governing:
-                files = folder_joined(self.folder, options.get(option))
-                listed = files if isinstance(files, list) else [files]
-                kept += [os.path.abspath(file) for file in listed if isinstance(file, str)]
-        named = GoverningPlaces(tuple(obeyed), tuple(kept))
+    def governing(self, document: Mapping[Any, Any]) -> GoverningPlaces:
+        """The places in force, with what the document names."""
+        named = _named_places(document, self.source, self.folder, self.registry)
         return named if self.folder is None else places_for(self.folder).and_of(named)
 
     def rules(self, rules: Sequence[Any]) -> list[Rule]:

@@ -49,8 +49,9 @@ class PolicyOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     #: The options that name files and folders: relative ones in a policy file count from its folder.
     paths: ClassVar[tuple[str, ...]] = ()
-    #: Those of them that lgov keeps or obeys: what is governed may neither read nor change them.
-    governing: ClassVar[tuple[str, ...]] = ()
+    #: Those of them that lgov obeys, and those that it writes itself: closed to what it governs.
+    obeyed: ClassVar[tuple[str, ...]] = ()
+    kept: ClassVar[tuple[str, ...]] = ()
     #: What Python may give for an option beside what a file may, which is nothing where the option is no path.
     in_python: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType({})
     #: Options that a file must give, although Python need not.

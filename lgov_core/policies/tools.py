@@ -94,7 +94,7 @@ def digest_of_definition(definition: str) -> str:
 class PinnedToolsOptions(PolicyOptions, frozen=True, kw_only=True):
     """The options of a `PinnedToolsPolicy`."""
 
-    paths = governing = ("store",)
+    paths = kept = ("store",)
     in_python = MappingProxyType({"store": (os.PathLike,)})
 
     store: str | os.PathLike[str] | None = None
@@ -105,7 +105,7 @@ class PinnedToolsPolicy(BoundedPolicy):
     """Denies a model call that offers a tool with another definition than at first, or two tools of one name.
 
     The first definition (description and schema) is kept in the SQLite file ``store``, or for the life of the process. A
-    changed one is denied until a person approves its digest (``lgov policy pins``).
+    changed one is denied until a person approves its digest (``lgov policy trust``).
 
     Judges ``pre_model_call``, by the definitions in ``Action.context["tools"]`` or, where a host gives them as arguments,
     ``Action.arguments["tools"]``; a call that does not say which tools it offers is denied. It only restricts. May be
@@ -143,7 +143,7 @@ class PinnedToolsPolicy(BoundedPolicy):
         if changed:
             names = ", ".join(name[:80] for name in changed[:5])
             return self.deny(
-                "tool-changed", f"Changed since they were first used, and not approved (lgov policy pins): {names}."
+                "tool-changed", f"Changed since they were first used, and not approved (lgov policy trust): {names}."
             )
         return self.allow()
 

@@ -24,7 +24,8 @@ from lgov_core.governance import Governance, make_folder
 from lgov_core.process.children import VARIABLE
 from lgov_core.process.governed import policy_in, say, write_error
 from lgov_core.process.invocation import parse_command
-from lgov_core.process.run import RunOptions, refuse_run, run_program
+from lgov_core.process.run import RunOptions, changed_lines, refuse_run, run_program
+from lgov_core.trust import refuse_untrusted
 from lgov_core.types import new_id
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def enter_box(
     confined = None if governance.policy is None else read_confinement(governance.policy)
     for file in (governance.audit, *(Path(store) for store in _stores(confined) if store)):
         make_folder(file.parent)  # what is to be hidden must be there
+    refuse_untrusted(governance.audit)
     rules = preset_rules(preset or "workspace", Path.cwd()) if confined is None else confined.with_preset(preset)
     private = make_private_folder()
     try:
@@ -103,7 +105,7 @@ def _start(
 ) -> tuple[Box, BoxPlan, Reach, str] | RunOptions:
     """Makes the box. Returns the options of the program in the program's process, and what the outside needs outside."""
     from lgov_core.confine import box
-    from lgov_core.confine.plan import Outside, make_plan
+    from lgov_core.confine.plan import Outside, make_placeholders, make_plan
     from lgov_core.confine.proxy import make_reach, model_endpoints
 
     governance = options.governance
@@ -111,8 +113,10 @@ def _start(
     for name in ("tmp", "home"):
         (private / name).mkdir()
     apart = tuple(str(file) for file in (governance.audit_key, governance.heads) if file is not None)
-    outside = Outside(governance.audit, str(private), apart, reach.forwards())
+    places = governance.places(*([] if program is None else [program.parent]))
+    outside = Outside(governance.audit, str(private), apart, reach.forwards(), places)
     plan = make_plan(rules, confined, outside, program=program)
+    make_placeholders(plan)
     token = secrets.token_hex(16)
     placed = box.start(plan, strict=strict, ports=[*plan.forwards, 0, 0])
     if isinstance(placed, box.Box):
@@ -127,10 +131,15 @@ def _run_outside(
 ) -> int:
     """Keeps the record, the approvals and the proxy until the program has ended; returns its status."""
     from lgov_core.confine.broker import BoxBroker
+    from lgov_core.confine.plan import remove_placeholders
     from lgov_core.confine.proxy import POLICY, Attempts, Proxy
     from lgov_core.confine.seccomp import RefusedCalls
 
     with closing(placed.channel), ExitStack() as opened:  # a box that is not released ends
+        opened.callback(remove_placeholders, plan, options.governance.audit)
+        watch = options.governance.begin_run(options.rollout_id or new_id("run"), plan.places)
+        opened.callback(watch.end)
+        refuse_untrusted(options.governance.audit)
         log = options.governance.open_record("" if confined is None else confined.digest)
         opened.callback(_close, log)
         stores = {store: _requests(store, asking) for store, asking in _stores(confined).items()}
@@ -152,7 +161,7 @@ def _run_outside(
             proxy.forward(listener, port)
         placed.release()
         status = placed.wait()
-        _report(placed.layers, attempts, denials, fields, status, options)
+        _report(placed.layers, attempts, denials, {**fields, "changed": changed_lines(watch)}, status, options)
     return status
 
 
@@ -190,6 +199,8 @@ def _report(
     for what, counts in (("allowed", attempts.allowed), ("denied", attempts.denied)):
         if counts:
             say(f"{counted(counts.total(), 'connection')} {what}: {_places(counts)}")
+    for line in fields["changed"]:
+        say(line)
     if denials.counts:
         say(f"{counted(denials.counts.total(), 'system call')} refused: {_places(denials.counts)}")
     if status > 128:

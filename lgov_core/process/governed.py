@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from lgov_core.errors import InstrumentationError, LgovError
 from lgov_core.hookspecs import hookimpl
+from lgov_core.settings import is_placeholder
 
 if TYPE_CHECKING:
     from lgov_core.governance import Governance
@@ -304,7 +305,7 @@ def installed_adapters(manager: Any) -> list[Adapter]:
 def policy_in(folder: Path, program: str) -> Path:
     """The policy file in ``folder``, which is the ``program``'s. Raises `InstrumentationError` when there is none."""
     for name in ("policy.yaml", "policy.yml"):
-        if (path := folder / name).is_file():
+        if (path := folder / name).is_file() and not is_placeholder(path):
             return path
     file = program if program.endswith(".py") else "FILE"
     raise InstrumentationError(

@@ -36,6 +36,7 @@ from lgov_core.process.governed import (
 from lgov_core.process.invocation import Invocation, execute, parse_command
 from lgov_core.scope import RolloutScope, carry_into_threads
 from lgov_core.settings import without_password
+from lgov_core.trust import RunWatch, refuse_untrusted
 from lgov_core.types import BLOCKING, Outcome, Rollout, new_id
 
 #: Descriptors kept for the closing report, which needs some when the program has used up its own.
@@ -99,6 +100,9 @@ class GovernedRun:
 
     def __init__(self, invocation: Invocation, options: RunOptions) -> None:
         governance = options.governance
+        boxed = governance.broker is not None  # then the process outside watches what governs
+        if not boxed:
+            refuse_untrusted(governance.audit)
         if governance.policy is None:
             governance = governance.under(policy_in(invocation.folder, invocation.target))
         self.invocation = invocation
@@ -112,7 +116,14 @@ class GovernedRun:
         self.pid = os.getpid()
         self.status = CANNOT_GOVERN
         self.attempt_open = False
-        self.process = GovernedProcess(governance, self.refuse, plugins=options.plugins)
+        self.watch = None if boxed else governance.begin_run(self.scope.rollout_id, governance.places(self.folder))
+        try:
+            self.process = GovernedProcess(governance, self.refuse, plugins=options.plugins)
+            if not boxed:
+                refuse_untrusted(governance.audit)  # also what changed since the watch began, before it was read
+        except BaseException:
+            self.end_watch()
+            raise
         self.reports = self.process.tally.reports = make_reports()
         self.spare = [os.open(self.reports, os.O_RDONLY) for _ in range(_SPARE)]
 
@@ -143,7 +154,13 @@ class GovernedRun:
         end_process(
             lambda: _print_error("stopped", InstrumentationError(reason), self.options),
             lambda: self._end_attempt(CANNOT_GOVERN),
+            lambda: [say(problem) for problem in self.end_watch()],
         )
+
+    def end_watch(self) -> list[str]:
+        """Ends the watch over what governs; returns what changed, in words."""
+        watch, self.watch = self.watch, None
+        return [] if watch is None else changed_lines(watch)
 
     def _refuse_to_be_replaced(self, name: str) -> None:
         """Ends a program that replaces itself by another: there would be no closing report, and no status of lgov's."""
@@ -241,7 +258,7 @@ class GovernedRun:
             store=None if store is None else without_password(store),
             runs_code=trusted_programs(process.governor.policies),
             blocked=list(process.tally.blocked),
-            problems=[*children.problems, *process.close()],
+            problems=[*children.problems, *process.close(), *self.end_watch()],
         )
         if options.as_json:
             write_error(json.dumps({"report": report.as_json()}))
@@ -249,6 +266,16 @@ class GovernedRun:
             for line in report.lines():
                 say(line)
         return refused
+
+
+def changed_lines(watch: RunWatch) -> list[str]:
+    """Ends ``watch``; returns a line for each place that governs and changed, and what that means for the next start."""
+    try:
+        changes = watch.end()
+    except OSError as error:
+        return [f"what governs cannot be compared with the start: {error}"]
+    further = ["the next start is refused until lgov policy trust, or until the change is undone"] if changes else []
+    return [*map(str, changes), *further]
 
 
 def _point_clients_at(endpoint: str, scope: RolloutScope) -> None:

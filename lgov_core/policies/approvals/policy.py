@@ -45,7 +45,7 @@ class _Asked:
 class ApprovalOptions(PolicyOptions, frozen=True):
     """The options of an `ApprovalPolicy`."""
 
-    paths = governing = ("store",)
+    paths = kept = ("store",)
     in_python = MappingProxyType(
         {"approver": (Callable,), "clock": (Callable,), "store": (ApprovalRequests, os.PathLike)}
     )

@@ -60,7 +60,7 @@ class Spent:
 class CostOptions(PolicyOptions, frozen=True):
     """The options of a `CostControlPolicy`."""
 
-    paths = governing = ("ledger",)
+    paths = kept = ("ledger",)
     in_python = MappingProxyType({"ledger": (os.PathLike,), "clock": (Callable,)})
 
     max_cost_usd: Positive | None = None

@@ -42,7 +42,7 @@ def test_a_tool_that_changes_after_its_first_use_is_denied(changed: Any) -> None
     assert not offered(policy, tool("add"), tool()).blocks
     decision = offered(policy, tool("add"), changed)
     assert (decision.blocks, decision.rule) == (True, "tool-changed")
-    assert decision.reason.endswith("(lgov policy pins): search.")
+    assert decision.reason.endswith("(lgov policy trust): search.")
     assert offered(policy, changed).blocks
     assert not offered(policy, tool()).blocks
 
@@ -72,21 +72,21 @@ def test_pins_outlive_the_process_and_a_change_is_approved_by_its_digest(folder:
     (folder / "policy.yaml").write_text("version: 1\nrules:\n  - {use: pinned, with: {store: tools.db}}\n")
     changed = tool(description="Searches more.")
     assert not offered(ReloadingPolicySet(folder / "policy.yaml"), tool()).blocks
-    assert lgov("policy", "pins", "tools.db").exit_code == Exit.OK
+    assert lgov("policy", "trust", "tools.db").exit_code == Exit.OK
     policies = ReloadingPolicySet(folder / "policy.yaml")
     assert offered(policies, changed).blocks
 
-    shown = lgov("policy", "pins", "tools.db")
+    shown = lgov("policy", "trust", "tools.db")
     assert shown.exit_code == Exit.FINDING
     assert "Searches more." in shown.stdout
-    (pin,) = json.loads(lgov("policy", "pins", "tools.db", "--json").stdout)
+    (pin,) = json.loads(lgov("policy", "trust", "tools.db", "--json").stdout)
     assert (pin["name"], json.loads(pin["changed"])) == ("search", changed)
-    assert lgov("policy", "pins", "tools.db", "--approve", "0" * 64).exit_code != Exit.OK
+    assert lgov("policy", "trust", "tools.db", "--approve", "0" * 64).exit_code != Exit.OK
     assert offered(policies, changed).blocks
 
     digest = digest_of_definition(pin["changed"])
     assert digest in shown.stdout
-    assert lgov("policy", "pins", "tools.db", "--approve", digest).exit_code == Exit.OK
+    assert lgov("policy", "trust", "tools.db", "--approve", digest).exit_code == Exit.OK
     assert not offered(policies, changed).blocks
     assert offered(policies, tool()).blocks
 

@@ -1,0 +1,167 @@
+"""The places that govern a run may not change while it runs: the report names what did, and the next start refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from lgov_core.cli import cli
+from lgov_core.errors import InstrumentationError
+from lgov_core.governance import Governance
+from lgov_core.trust import notes_of, untrusted
+from tests.e2e.lgov_runs import LGOV, lgov_run, write
+
+POLICY = "version: 1\nrules:\n  - {name: none, use: deny}\n"
+WAITS = (
+    "import pathlib, time\npathlib.Path('runs').touch()\nwhile not pathlib.Path('stop').exists(): time.sleep(0.02)\n"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LGOV_CHILD", raising=False)
+    return tmp_path
+
+
+def run(folder: Path, code: str, *options: str) -> subprocess.CompletedProcess[str]:
+    return lgov_run(folder, "python", write(folder, code), options=options)
+
+
+def begin(folder: Path, name: str = "waits.py") -> subprocess.Popen[str]:
+    """A run that goes on until a file ``stop`` is there."""
+    (folder / "runs").unlink(missing_ok=True)
+    program = subprocess.Popen(
+        [*LGOV, "run", "--", "python", write(folder, WAITS, name)], cwd=folder, text=True, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 60
+    while not (folder / "runs").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return program
+
+
+def end(folder: Path, *programs: subprocess.Popen[str]) -> list[str]:
+    (folder / "stop").touch()
+    reports = [program.communicate(timeout=60)[1] for program in programs]
+    (folder / "stop").unlink()
+    return reports
+
+
+CHANGES = {
+    "rewrites its policy": ("open('policy.yaml', 'w').write('version: 1')", "policy.yaml changed"),
+    "makes settings": ("open('lgov.toml', 'w').write('timeout_s = 9')", "lgov.toml appeared"),
+    "gives the project's file settings": (
+        "open('pyproject.toml', 'w').write('[tool.lgov]\\ntimeout_s = 9')",
+        "pyproject.toml appeared",
+    ),
+    "removes its policy": ("import os; os.rename('policy.yaml', 'policy.yml')", "policy.yaml vanished"),
+}
+
+
+@pytest.mark.parametrize(("code", "line"), CHANGES.values(), ids=CHANGES)
+def test_what_a_program_changes_is_named_and_the_next_start_refuses(folder: Path, code: str, line: str) -> None:
+    first = run(folder, code)
+    assert first.returncode == 0
+    assert f"{line} while a governed program ran" in first.stderr
+    second = run(folder, "print('it ran')")
+    assert second.returncode == 78
+    assert "lgov policy trust" in second.stderr
+    assert "it ran" not in second.stdout
+    with pytest.raises(InstrumentationError, match="while a governed program ran"):
+        Governance(policy=folder / "other.yaml").open() if (folder / "other.yaml").write_text(POLICY) else None
+
+
+def test_a_person_sees_the_change_and_accepts_it(folder: Path) -> None:
+    run(folder, "open('policy.yaml', 'a').write('mode: shadow\\n')")
+    trust = CliRunner().invoke(cli, ["policy", "trust"], input="n\n")
+    assert trust.exit_code == 1
+    assert "+mode: shadow" in trust.output
+    (change,) = json.loads(CliRunner().invoke(cli, ["policy", "trust", "--json"]).output)
+    assert (change["path"], change["change"]) == (str(folder / "policy.yaml"), "changed")
+    assert run(folder, "").returncode == 78
+    assert CliRunner().invoke(cli, ["policy", "trust", "--yes"]).exit_code == 0
+    assert run(folder, "").returncode == 0
+    assert CliRunner().invoke(cli, ["policy", "trust"]).output.startswith("nothing that governs changed")
+
+
+def test_a_change_that_is_undone_needs_no_trust(folder: Path) -> None:
+    run(folder, "open('policy.yaml', 'a').write('mode: shadow\\n')")
+    (folder / "policy.yaml").write_text(POLICY)
+    assert run(folder, "").returncode == 0
+
+
+def test_an_edit_between_runs_is_the_owners(folder: Path) -> None:
+    assert run(folder, "open('pyproject.toml', 'w').write('[project]')").returncode == 0
+    (folder / "policy.yaml").write_text(POLICY + "mode: shadow\n")
+    (folder / "lgov.toml").write_text("timeout_s = 3\n")
+    again = run(folder, "print('it ran')")
+    assert (again.returncode, again.stdout) == (0, "it ran\n")
+    assert not list(notes_of(folder / ".lgov" / "audit.db").iterdir())
+
+
+def test_a_killed_run_is_compared_at_the_next_start(folder: Path) -> None:
+    program = begin(folder)
+    program.send_signal(signal.SIGKILL)
+    program.wait()
+    assert run(folder, "").returncode == 0, "nothing changed: its note is forgotten"
+    program = begin(folder)
+    (folder / "policy.yaml").write_text(POLICY + "mode: shadow\n")
+    program.send_signal(signal.SIGKILL)
+    program.wait()
+    assert run(folder, "").returncode == 78
+    assert CliRunner().invoke(cli, ["policy", "trust", "--yes"]).exit_code == 0
+    assert run(folder, "").returncode == 0
+
+
+def test_runs_beside_each_other_share_a_folder(folder: Path) -> None:
+    first, second = begin(folder, "a.py"), begin(folder, "b.py")
+    assert not untrusted(folder / ".lgov" / "audit.db")
+    (folder / "lgov.toml").write_text("timeout_s = 3\n")
+    assert run(folder, "").returncode == 78, "while they run"
+    assert CliRunner().invoke(cli, ["policy", "trust", "--yes"]).exit_code == 0
+    third = begin(folder, "c.py")
+    for report in end(folder, first, second, third):
+        assert "while a governed program ran" not in report, "it was trusted"
+    assert run(folder, "").returncode == 0
+
+
+def test_a_note_that_cannot_be_read_is_a_change(folder: Path) -> None:
+    notes = notes_of(folder / ".lgov" / "audit.db")
+    notes.mkdir(parents=True)
+    (notes / "rol_1.json").write_text("{")
+    assert run(folder, "").returncode == 78
+    assert CliRunner().invoke(cli, ["policy", "trust", "--yes"]).exit_code == 0
+    assert run(folder, "").returncode == 0
+
+
+def test_the_text_of_a_key_is_kept_nowhere(folder: Path) -> None:
+    key = folder / "audit.key"
+    assert CliRunner().invoke(cli, ["audit", "keygen", str(key)]).exit_code == 0 or key.write_text("x" * 64)
+    watch = Governance(policy=folder / "policy.yaml", audit_key=key).begin_run(
+        "rol_1", Governance(policy=folder / "policy.yaml", audit_key=key).places()
+    )
+    note = (notes_of(folder / ".lgov" / "audit.db") / "rol_1.json").read_text()
+    assert key.read_text().strip() not in note
+    assert str(key) in note
+    key.write_text("another")
+    (change,) = watch.end()
+    assert change.diff() == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not os.path.exists("/proc/self/ns/user"), reason="a box needs Linux")
+def test_what_a_box_lets_change_is_named_and_refused_too(folder: Path) -> None:
+    boxed = run(folder, "open('pyproject.toml', 'w').write('[tool.lgov]')", "--confine", "--preset", "workspace")
+    if "confinement" in boxed.stderr and boxed.returncode == 78:
+        pytest.skip("no box can be made here")
+    assert "pyproject.toml appeared while a governed program ran" in boxed.stderr, boxed.stderr
+    assert run(folder, "").returncode == 78
