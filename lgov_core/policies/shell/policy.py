@@ -44,7 +44,7 @@ from lgov_core.policies.shell.syntax import (
 from lgov_core.policies.shell.table import FREE, Entry, Table, names, without_version
 from lgov_core.policies.shell.walk import Walk
 from lgov_core.policies.shell.workspace import Effect as FileEffect
-from lgov_core.policies.shell.workspace import Grants, Workspace
+from lgov_core.policies.shell.workspace import Grants, Workspace, runs_others
 from lgov_core.policies.sql.policy import FROM_TOOL, SQLPolicy
 from lgov_core.types import Action, Decision, Effect, Point, Severity
 
@@ -343,21 +343,22 @@ class ShellPolicy(BoundedPolicy):
     def _look_up(self, effects: Effects, text: str) -> Decision | None:
         """Denies files that are closed where links lead. It asks the file system, so it is not cached."""
         for effect, path in effects:
-            wild = is_wild(path)
             if effect == "writes":
                 reason = self.places.writes(path, text)
             else:
                 reason = self.places.reads(path) if effect == "reads" else self.places.moves(path)
             if reason is not None:
                 return self.deny("shell-governs", reason, Severity.CRITICAL)
-            real = path if wild else os.path.realpath(path)
-            if real != path and not any(
-                _holds(root, real) for root in map(os.path.realpath, (self.cwd, *self.writable))
-            ):
-                if effect != "reads":
-                    return self.deny("shell-write", f"{path} leads outside of {', '.join(self.writable)}.")
-                if not is_harmless(real):
-                    return self.deny("shell-secret", f"{path} leads outside of {self.cwd}; what is there is not shown.")
+            real = os.path.realpath(path)  # of a wildcard, its folder's
+            if real == path:
+                continue
+            root = next(
+                (root for root in map(os.path.realpath, (self.cwd, *self.writable)) if _holds(root, real)), None
+            )
+            if effect == "reads" and root is None and not is_harmless(real):
+                return self.deny("shell-secret", f"{path} leads outside of {self.cwd}; what is there is not shown.")
+            if effect != "reads" and (root is None or runs_others(os.path.relpath(real, root).split("/"))):
+                return self.deny("shell-write", f"{path} leads to {real}, where nothing may be written.")
         return None
 
     def _address_refused(self, url: str) -> str | None:

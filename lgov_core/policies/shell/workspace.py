@@ -136,7 +136,7 @@ class Workspace:
             if not any(_inside(path, root) for root in self.writable):
                 raise ShellRefusal("shell-write", f"{shown(word)} lies outside of {', '.join(self.writable)}.")
             below = self._relative(path).split("/")
-            protected = any(_is_protected(name) for name in (*below, *("/".join(pair) for pair in pairwise(below))))
+            protected = runs_others(below)
             rooted = posixpath.dirname(path) in {self.home, *self.state.folders, *self.writable}.difference(_SCRATCH)
             if protected or (rooted and _may_be_protected(below[-1])):
                 raise ShellRefusal(
@@ -316,6 +316,11 @@ def _is_regenerable(name: str) -> bool:
 
 def _inside(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip("/") + "/")
+
+
+def runs_others(names_of_path: Sequence[str]) -> bool:
+    """Returns whether a path, as its names, is or lies in what other programs run."""
+    return any(map(_is_protected, (*names_of_path, *("/".join(pair) for pair in pairwise(names_of_path)))))
 
 
 def _may_be_protected(name: str) -> bool:
