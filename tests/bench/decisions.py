@@ -1,4 +1,4 @@
-"""What a decision costs: with a hundred rules, committed to the audit record, on SQL seen before and on new SQL.
+"""What a decision costs: with a hundred rules, committed to the audit record, on SQL and shell texts, seen before and new.
 
 Run it with ``make bench``, which installs agent-os-kernel beside lgov in an environment of its own: the same questions are
 then asked of both, in turns, in one process. Times are wall clock in one thread, garbage collection included. A row is
@@ -31,7 +31,7 @@ import sqlglot.parser
 from sqlglot.dialects.dialect import Dialect
 
 from lgov_core import Action, AuditLog, Effect, Governor, Point, PolicySet, SQLPolicy, ToolPolicy
-from lgov_core.policies import ConstantPolicy, Rule
+from lgov_core.policies import ConstantPolicy, Rule, ShellPolicy
 from lgov_core.scope import RolloutScope, enter_scope
 
 RULES = 100
@@ -227,6 +227,30 @@ def new_sql(governor: Governor) -> Callable[[], object]:
     return call
 
 
+#: Shell texts of plain reading and editing; each is made new by a number.
+SHELL_TEXTS = (
+    "ls -la src{n}",
+    "grep -rn 'def main' src | head -{n}",
+    "sed -n '{n},20p' src/main.py",
+    "cat a{n}.txt | sort | uniq -c",
+    'for f in src/*.py; do wc -l "$f"; done; echo {n}',
+    "mkdir -p out{n} && cp a.txt out{n}/",
+)
+
+
+def new_shell(folder: Path) -> Callable[[], object]:
+    governor = Governor(PolicySet.of(ShellPolicy(cwd=str(folder))))
+    numbers: Iterator[int] = itertools.count()
+
+    def call() -> None:
+        number = next(numbers)
+        text = SHELL_TEXTS[number % len(SHELL_TEXTS)].format(n=number)
+        if governor.decide(action("bash", command=text)).blocks:
+            raise AssertionError(text)
+
+    return call
+
+
 ALLOWED, DENIED = f"decision, {RULES} rules, allowed", f"decision, {RULES} rules, denied"
 AUDITED = f"decision, {RULES} rules, committed to the audit record"
 NEW_SQL = "decision on SQL, new statement"
@@ -252,6 +276,7 @@ def our_rows(audit: AuditLog, folder: Path) -> list[Row]:
         Row("SQLPolicy alone, statement seen before", lambda: policy.judge(known), 5),
         Row("decision on SQL, statement seen before", decide(sql, known)),
         Row(NEW_SQL, new_sql(sql), 250, share=0.1),
+        Row("decision on a plain shell text, never seen before", new_shell(folder), 400, share=0.1),
         Row("SQLite alone, one such row committed", insert_alone(folder), share=0.4, floor_of=AUDITED),
         Row("a hash chain in SQLite and nothing else", chain_alone(folder), share=0.4, floor_of=AUDITED),
         Row(f"{PARSER}, the same statement", parse_alone(), share=0.1, floor_of=NEW_SQL),
