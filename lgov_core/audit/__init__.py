@@ -1,8 +1,8 @@
 """The audit record: append-only, chained, signed, committed before the act."""
 
-from lgov_core.audit.entry import AuditEntry
 from lgov_core.audit.lineage import LineageReport, verify_lineage
 from lgov_core.audit.log import AuditLog
+from lgov_core.audit.reading import AuditEntry
 from lgov_core.audit.redaction import Redaction
 from lgov_core.audit.signing import Signer, SigningKey, default_key_path, default_signer, load_key, make_key
 from lgov_core.audit.verify import VerifyReport, verify

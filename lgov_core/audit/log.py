@@ -17,15 +17,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from lgov_core._util.sqlite_file import (
-    BESIDE,
-    describe,
-    file_identity,
-    is_database,
-    keep_quiet_across_fork,
-    require_same_file,
-)
-from lgov_core.audit.entry import AuditEntry, EntrySelection, EntryWriter, Payload, body_text, entry_of, recordable
+from lgov_core._util.file_kind import file_identity, require_same_file
+from lgov_core._util.sqlite_file import BESIDE, describe, is_database, keep_quiet_across_fork
+from lgov_core.audit.entry import EntryWriter, Payload, body_text, recordable
+from lgov_core.audit.reading import AuditEntry, EntrySelection, entry_of
 from lgov_core.audit.record_file import AUDIT_RECORD, erase_texts, erasure_fields, open_record
 from lgov_core.audit.redaction import Redaction
 from lgov_core.audit.signing import Heads, Signer, default_signer, heads_path

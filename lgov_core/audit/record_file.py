@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from lgov_core._util.sqlite_file import FileKind, describe, open_sqlite
-from lgov_core.audit.entry import AuditEntry, canonical
+from lgov_core._util.file_kind import FileKind
+from lgov_core._util.sqlite_file import describe, open_sqlite
+from lgov_core.audit.entry import canonical
+from lgov_core.audit.reading import AuditEntry
 from lgov_core.audit.signing import Signer
 from lgov_core.errors import AuditError, AuditKeyError
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
-from lgov_core.audit.entry import AuditEntry
+from lgov_core.audit.reading import AuditEntry
 from lgov_core.types import BLOCKING, Point
 
 Format = Literal["jsonl", "cloudevents", "ocsf"]

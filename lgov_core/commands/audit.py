@@ -30,7 +30,7 @@ from lgov_core.settings import load_settings
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditEntry, AuditLog
-    from lgov_core.audit.entry import EntrySelection
+    from lgov_core.audit.reading import EntrySelection
     from lgov_core.audit.report import AuditReport
 
 #: Characters of arguments in the table.
@@ -244,7 +244,7 @@ def erase(
     the text of --where is in one are counted. Copies, exports and trace stores keep the texts.
     """
     from lgov_core.audit import default_signer
-    from lgov_core.audit.entry import EntrySelection
+    from lgov_core.audit.reading import EntrySelection
 
     if (entry_id is None) == (selection == EntrySelection()):
         raise click.UsageError("give --entry, or options such as --where rollout=ID, --where text=TEXT or --before")

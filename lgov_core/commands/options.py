@@ -22,7 +22,7 @@ from lgov_core.settings import load_settings
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditLog, Signer
-    from lgov_core.audit.entry import EntrySelection
+    from lgov_core.audit.reading import EntrySelection
     from lgov_core.authoring.replay import RecordedAction
     from lgov_core.store import RolloutQueue
 
@@ -156,7 +156,7 @@ ENTRY_FIELDS: Final = {"rollout": "ID", "session": "ID", "tool": "GLOB", "agent"
 
 def selection_of(where: Where, since: float | None, before: float | None) -> EntrySelection:
     """The entries of an audit record that the options choose."""
-    from lgov_core.audit.entry import EntrySelection
+    from lgov_core.audit.reading import EntrySelection
 
     values = {name: single(where, name) for name in ENTRY_FIELDS}
     return EntrySelection(

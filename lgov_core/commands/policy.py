@@ -239,7 +239,7 @@ def trust(ctx: click.Context, file: Path | None, approve: str | None, yes: bool,
 
 
 def _pins(ctx: click.Context, file: Path, approve: str | None, as_json: bool) -> None:
-    from lgov_core.policies.tools import PinnedTools, digest_of_definition
+    from lgov_core.policies.pins import PinnedTools, digest_of_definition
 
     with closing(PinnedTools(file)) as tools:
         if approve is not None:

@@ -10,109 +10,31 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, cast
 
 import pluggy
 
-from lgov_core.errors import AuditError, PluginError, PolicyDenied, PolicyError, RewardError
+from lgov_core.errors import AuditError, PolicyError
 from lgov_core.flow import Flow, arun_flow, either, in_thread, run_flow, wait
 from lgov_core.governor.judging import Judges, fault
 from lgov_core.governor.options import positive_number
+from lgov_core.governor.rollouts import (
+    RolloutContext,
+    check_single_denial_penalty,
+    collect_rollout_rewards,
+    collect_span_rewards,
+    collect_tool_rewards,
+)
 from lgov_core.plugins import check_hooks, make_plugin_manager, register
-from lgov_core.scope import RolloutScope, current_scope, enter_scope
+from lgov_core.scope import RolloutScope, current_scope
 from lgov_core.types import Action, Decision, Effect, Point, Reward, Span, ToolOutcome, new_id
 from lgov_core.types.extensions import ObservingPolicy, Policy
-
-#: Called with a failure: the hook, the plugin and the error.
-Fail: TypeAlias = Callable[[str, str, Exception], None]
-_Earned: TypeAlias = "list[tuple[str, Reward]]"
-
-
-def collect_tool_rewards(manager: pluggy.PluginManager, outcome: ToolOutcome, fail: Fail) -> list[Reward]:
-    """The rewards of a tool call's outcome, on that call where the plugin left it open. A denial is charged once."""
-    if not manager.hook.lgov_reward.get_hookimpls():
-        return []
-
-    def address(reward: Reward) -> Reward:
-        if reward.rollout_id is not None:
-            return reward
-        action = outcome.action
-        unplaced = reward.response_id is None and reward.tool_call_id is None
-        call_id = action.call_id if unplaced else reward.tool_call_id
-        return replace(reward, rollout_id=action.rollout_id, attempt=action.attempt, tool_call_id=call_id)
-
-    earned = _collected(manager, "lgov_reward", {"outcome": outcome}, address, fail)
-    return [reward for _, reward in (_charged_once(earned, fail) if outcome.status == "denied" else earned)]
-
-
-def collect_span_rewards(manager: pluggy.PluginManager, span: Span, fail: Fail) -> list[Reward]:
-    """The rewards of a span of a rollout, each on a call of its attempt."""
-
-    def address(reward: Reward) -> Reward:
-        if reward.response_id is None and reward.tool_call_id is None:
-            raise RewardError(f"a reward for {span.name} names no response id and no tool call")
-        return replace(reward, rollout_id=span.rollout_id, attempt=span.attempt)
-
-    return [reward for _, reward in _collected(manager, "lgov_span_reward", {"span": span}, address, fail)]
-
-
-def collect_rollout_rewards(manager: pluggy.PluginManager, rollout: RolloutScope, fail: Fail) -> list[Reward]:
-    """The rewards and penalties of an attempt that has ended."""
-
-    def address(reward: Reward) -> Reward:
-        return replace(reward, rollout_id=rollout.rollout_id, attempt=rollout.attempt)
-
-    return [reward for _, reward in _collected(manager, "lgov_rollout_reward", {"rollout": rollout}, address, fail)]
-
-
-def check_single_denial_penalty(manager: pluggy.PluginManager) -> None:
-    """Raises `PluginError` when two plugins of ``manager`` say that they charge denials (``charges_denials``)."""
-    charging = [plugin for plugin in manager.get_plugins() if getattr(plugin, "charges_denials", False) is True]
-    if len(charging) > 1:
-        names = " and ".join(sorted(type(plugin).__name__ for plugin in charging))
-        raise PluginError(
-            f"{names} would each charge the same denial",
-            hint="leave it to one: AirPlugin(AirRules(denied=0.0)) charges none",
-        )
-
-
-def _collected(
-    manager: pluggy.PluginManager,
-    hook: str,
-    arguments: Mapping[str, Any],
-    address: Callable[[Reward], Reward],
-    fail: Fail,
-) -> _Earned:
-    earned: _Earned = []
-    for impl in reversed(getattr(manager.hook, hook).get_hookimpls()):
-        try:
-            answer: Any = impl.function(**(arguments if impl.argnames else {}))
-            earned += [(impl.plugin_name, _finite(address(reward))) for reward in answer or ()]
-        except Exception as error:  # noqa: BLE001 - a reward rule must not break the agent
-            fail(hook, impl.plugin_name, error)
-    return earned
-
-
-def _charged_once(earned: _Earned, fail: Fail) -> _Earned:
-    """Of several plugins that charged one denial the first; `check_single_denial_penalty` could not know that they would."""
-    charging = list(dict.fromkeys(name for name, reward in earned if reward.dimension == "compliance"))
-    for name in charging[1:]:
-        fail("lgov_reward", name, RewardError(f"{charging[0]} has charged this denial already"))
-    return [entry for entry in earned if entry[1].dimension != "compliance" or entry[0] not in charging[1:]]
-
-
-def _finite(reward: Reward) -> Reward:
-    if isinstance(reward.value, bool) or not math.isfinite(reward.value):
-        raise RewardError(f"a reward of {reward.value!r} is not a finite number")
-    return reward
 
 
 class AuditRecord(Protocol):
@@ -163,47 +85,6 @@ def in_scope(action: Action, *, identify: bool = False) -> Action:
         changes |= {"rollout_id": scope.rollout_id, "attempt": scope.attempt}
         changes["session_id"] = action.session_id or scope.session_id
     return replace(action, **changes) if changes else action
-
-
-class RolloutContext(AbstractContextManager[RolloutScope, None], AbstractAsyncContextManager[RolloutScope, None]):
-    """See `Governor.rollout`."""
-
-    def __init__(self, decide: Callable[[Action], Flow[Decision]], scope: RolloutScope) -> None:
-        self._decide = decide
-        self._scope = scope
-        self._entered = enter_scope(scope)
-
-    def __enter__(self) -> RolloutScope:
-        return run_flow(self._begin())
-
-    def __exit__(self, _type: Any, error: BaseException | None, _traceback: Any) -> None:
-        run_flow(self._end(error))
-
-    async def __aenter__(self) -> RolloutScope:
-        return await arun_flow(self._begin())
-
-    async def __aexit__(self, _type: Any, error: BaseException | None, _traceback: Any) -> None:
-        await arun_flow(self._end(error))
-
-    def _begin(self) -> Flow[RolloutScope]:
-        with enter_scope(self._scope):
-            decision = yield from self._decide(self._action(Point.AGENT_STARTUP))
-            if decision.blocks:
-                yield from self._decide(self._action(Point.AGENT_SHUTDOWN, reason="error"))
-                raise PolicyDenied(decision)
-        self._entered.__enter__()
-        return self._scope
-
-    def _end(self, error: BaseException | None) -> Flow[None]:
-        cancelled = isinstance(error, asyncio.CancelledError)
-        reason = "completed" if error is None else "cancelled" if cancelled else "error"
-        try:
-            yield from self._decide(self._action(Point.AGENT_SHUTDOWN, reason=reason))
-        finally:
-            self._entered.__exit__(None, None, None)
-
-    def _action(self, point: Point, **arguments: Any) -> Action:
-        return Action(point, name=self._scope.task_id or self._scope.rollout_id, kind="agent", arguments=arguments)
 
 
 #: The decision of a governor that only observes.

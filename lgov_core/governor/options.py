@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 
 from lgov_core.errors import PolicyError
 
@@ -31,16 +30,6 @@ def one_of(owner: str, option: str, value: object, choices: Sequence[str]) -> st
     if not isinstance(value, str) or value not in choices:
         raise PolicyError(f"{owner}: {option} is {value!r}", hint=f"write one of: {', '.join(choices)}")
     return value
-
-
-def matches_any(text: str, globs: Sequence[str]) -> bool:
-    """Returns whether any of ``globs`` matches ``text``; letter case matters."""
-    return any(fnmatchcase(text, glob) for glob in globs)
-
-
-def surely_matches(text: str, globs: Sequence[str]) -> bool:
-    """`matches_any` for globs that permit: they mean no text with a line end, NUL or another control character."""
-    return text in globs or (text.isprintable() and matches_any(text, globs))
 
 
 def names(text: str) -> tuple[str, ...]:

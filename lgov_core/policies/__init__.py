@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lgov_core.governor.conditions import Condition, ConditionError, condition_of
 from lgov_core.governor.judging import combine, fold
-from lgov_core.governor.rules import Rule, digest_of
+from lgov_core.governor.rules import Rule
 from lgov_core.policies.approvals.policy import ApprovalPolicy
 from lgov_core.policies.approvals.requests import ApprovalRequest, ApprovalRequests
 from lgov_core.policies.base import BoundedPolicy, dry_run
@@ -16,7 +16,9 @@ from lgov_core.policies.content.pii import PIIPolicy
 from lgov_core.policies.content.secrets import SecretsPolicy
 from lgov_core.policies.loader import load_policies, load_policy_file
 from lgov_core.policies.network.egress import EgressPolicy, PinnedURL
+from lgov_core.policies.options import digest_of
 from lgov_core.policies.path import PathPolicy
+from lgov_core.policies.pins import PinnedToolsPolicy
 from lgov_core.policies.policy_set import ConstantPolicy, PolicySet
 from lgov_core.policies.presets import PRESETS, preset
 from lgov_core.policies.provenance import ProvenancePolicy
@@ -24,7 +26,7 @@ from lgov_core.policies.registry import BUILTIN_POLICIES, available_policies
 from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.policies.shell import ShellPolicy
 from lgov_core.policies.sql.policy import SQLPolicy, guard_sqlite
-from lgov_core.policies.tools import PinnedToolsPolicy, ToolPolicy
+from lgov_core.policies.tools import ToolPolicy
 from lgov_core.types import ObservingPolicy, Policy, PolicyFactory
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from lgov_core.errors import PolicyError
 from lgov_core.flow import run_flow
 from lgov_core.governor.judging import RuleVerdict, judge_set
 from lgov_core.governor.options import one_of
-from lgov_core.governor.rules import Default, OrderedRules, Rule, by_rules, digest_of
+from lgov_core.governor.rules import Default, OrderedRules, Rule, by_rules
 from lgov_core.policies.base import BoundedPolicy
+from lgov_core.policies.options import digest_of
 from lgov_core.types import Action, Decision, Effect, ObservingPolicy, Point, Policy, Severity, new_id
 
 SetMode = Literal["enforce", "shadow"]

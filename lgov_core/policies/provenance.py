@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Final
 
 from lgov_core._util.containers import BoundedDict
-from lgov_core.governor.options import matches_any, surely_matches
+from lgov_core.governor.patterns import matches_any, surely_matches
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.content.text_views import INVISIBLE, written_number
 from lgov_core.policies.network.addresses import KINDS, Address, AddressKind, addresses, covers, page_of

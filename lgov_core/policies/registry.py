@@ -17,11 +17,12 @@ from lgov_core.policies.content.secrets import SecretsPolicy
 from lgov_core.policies.network.egress import EgressPolicy
 from lgov_core.policies.options import PolicyOptions, Text, takes
 from lgov_core.policies.path import PathPolicy
+from lgov_core.policies.pins import PinnedToolsPolicy
 from lgov_core.policies.policy_set import ConstantPolicy
 from lgov_core.policies.provenance import ProvenancePolicy
 from lgov_core.policies.shell import ShellPolicy
 from lgov_core.policies.sql.policy import SQLPolicy
-from lgov_core.policies.tools import PinnedToolsPolicy, ToolPolicy
+from lgov_core.policies.tools import ToolPolicy
 from lgov_core.types import Effect, PolicyFactory
 
 

@@ -17,8 +17,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from lgov_core.audit.entry import AuditEntry
 from lgov_core.audit.log import AuditLog
+from lgov_core.audit.reading import AuditEntry
 from lgov_core.audit.verify import verify
 from lgov_core.errors import AuditError
 from lgov_core.types import BLOCKING

@@ -11,7 +11,7 @@ import pytest
 from lgov_core.commands.group import Exit
 from lgov_core.errors import PolicyError
 from lgov_core.policies import PinnedToolsPolicy, PolicySet, ReloadingPolicySet, dry_run
-from lgov_core.policies.tools import PinnedTools, digest_of_definition
+from lgov_core.policies.pins import PinnedTools, digest_of_definition
 from lgov_core.types import Action, Decision, Point
 from tests.commands.cli_runner import lgov
 

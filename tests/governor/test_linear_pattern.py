@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lgov_core.errors import PolicyError
-from lgov_core.governor.matchers import MAX_STEPS, LinearPattern, pattern_steps
+from lgov_core.governor.patterns import MAX_STEPS, LinearPattern, pattern_steps
 from lgov_core.policies import ConstantPolicy, PolicySet, Rule
 from lgov_core.policies.tools import ToolPolicy
 from lgov_core.types import Action, Effect, Point

@@ -19,7 +19,7 @@ from lgov_core._util.containers import BoundedDict
 from lgov_core._util.json_text import NotCanonical, fingerprint
 from lgov_core._util.sqlite_file import keep_quiet_across_fork
 from lgov_core.errors import PolicyError
-from lgov_core.governor.options import matches_any
+from lgov_core.governor.patterns import matches_any
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.options import Count, PolicyOptions, Positive, Text, Texts, takes
 from lgov_core.types import Action, Decision, ModelCallFailed, Point, Severity, ToolOutcome

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import PolicyError
-from lgov_core.governor.options import surely_matches
+from lgov_core.governor.patterns import surely_matches
 from lgov_core.policies.base import BoundedPolicy, DataFile
 from lgov_core.policies.content.text_views import decoded_runs, plain_view, unescaped_view, written_number
 from lgov_core.policies.options import Count, PolicyOptions, Texts, takes

@@ -9,7 +9,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final, get_args
 
 from lgov_core.errors import PolicyError
-from lgov_core.governor.options import argument_names, matches_any, one_of, string_tuple
+from lgov_core.governor.options import argument_names, one_of, string_tuple
+from lgov_core.governor.patterns import matches_any
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.options import Count, Names, PolicyOptions, Text, Texts, takes
 from lgov_core.policies.sql import names as sql_names
