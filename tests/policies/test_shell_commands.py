@@ -267,7 +267,7 @@ GOVERNS = (
     "mv a.yaml policy.yaml",
     "ln -sf a.yaml policy.yaml",
     "gunzip policy.yaml.gz",
-    "sed -i s/deny/allow/ *.yaml",
+    "sed -i s/deny/allow/ ./*.yaml",
     "rm lgov.toml",
     "cat .lgov/audit.db",
     "touch .lgov/x",

@@ -9,6 +9,7 @@ from lgov_core.policies import ShellPolicy
 POLICY = ShellPolicy(cwd="/srv/project", writable=["/srv/project", "/tmp"])
 
 ALLOWED = {
+    "a wildcard that is no option": "sed p ./*.txt; sort -- *; cat *; wc -l *.py; grep x *",
     "a variable": "D=out; mkdir -p $D && echo x > $D/log",
     "a default": 'echo "${USER:-nobody}"',
     "a loop": 'for f in src/*.py; do wc -l "$f"; done',
@@ -27,6 +28,10 @@ ALLOWED = {
     "braces": "touch src/{a,b}.py",
 }
 DENIED = {
+    "a wildcard that may be an option": "tar cf /tmp/x.tar *",
+    "a wildcard that may be a script": "sed p *.txt",
+    "a wildcard that may be a folder": "cp * build",
+    "a loop's wildcard": 'for f in *; do sort "$f"; done',
     "an escaped name": "r\\m -rf /",
     "a name in quotes": "r''m -rf /",
     "a name in escapes": "$'\\x72\\x6d' -rf /",

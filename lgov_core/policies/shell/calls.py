@@ -55,6 +55,8 @@ class Call:
     options: set[str] = field(default_factory=set[str])
     #: Whether an option that acts precedes one that selects the files.
     late: bool = False
+    #: Whether some options run programs or write elsewhere: a wildcard may become one.
+    wary: bool = False
 
     def words_of(self, kind: str) -> list[str]:
         """The words of one kind."""
@@ -63,7 +65,7 @@ class Call:
 
 def read_call(table: Table, entry: Entry, words: Sequence[str], stdin: Input) -> Call:
     """Reads ``words`` (without the command's name). Raises `ShellRefusal` for an option that the entry does not know."""
-    call = Call(entry, stdin)
+    call = Call(entry, stdin, wary=entry.wary or entry.history)
     rest = list(words)
     while True:
         operands, rest = _Reader(call, rest).read()
@@ -106,8 +108,8 @@ class _Reader:
             if word.startswith(signs) and word != "-" and not text:  # text: echo ---
                 self._option(word)
                 continue
-            if word.startswith(UNKNOWN) and not entry.plain:
-                raise unclear("It is not clear whether a word is an option; write it out, or put -- before it.")
+            if (word.startswith(UNKNOWN) and not entry.plain) or (self.call.wary and is_wild(word[:1])):
+                raise unclear(f"It is not clear whether {shown(word)} is an option; write ./ or put -- before it.")
             if entry.sub:
                 return self.operands, [word, *words]
             self.operands.append(word)

@@ -14,7 +14,8 @@ An entry says what a command may be given; everything else is unknown. Its keys:
 - ``prints``: what its output may be used for, ``{"": kind, "--option": kind}``. ``stdin: words``: its input are words.
 - ``first: true``: options end at the first operand. ``needs``: the kinds of words or options of which it has one.
 - ``sends: true``: it reaches the network, and is judged by ``egress``. ``history: true``: it loads the repository's
-  configuration, which must run nothing.
+  configuration, which must run nothing. ``wary: true``: some of its options run programs or write elsewhere, so that a
+  wildcard may not become one.
 
 A string in the place of an entry is the name of another command that takes the same.
 Kinds: `CHECKS` in `lgov_core.policies.shell.calls`, and the ``patterns`` of ``commands.yaml``.
@@ -115,6 +116,7 @@ class Entry:
     needs: tuple[str, ...] = ()
     sends: bool = False
     history: bool = False
+    wary: bool = False
 
 
 _KEYS = frozenset({each.name for each in fields(Entry)} - {"name"} | {"like"})
@@ -185,7 +187,7 @@ class Table:
             return {option: self._kind(entry.name, kind) for option, kind in _spread(options).items()}
 
         readers: dict[str, Callable[[Any], Any]] = {
-            **dict.fromkeys(("any", "plain", "long", "dashless", "first", "sends", "history"), bool),
+            **dict.fromkeys(("any", "plain", "long", "dashless", "first", "sends", "history", "wary"), bool),
             "stdin": str,
             "needs": lambda words: tuple(words.split()),
             "args": kinds,
