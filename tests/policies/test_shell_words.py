@@ -9,7 +9,7 @@ from lgov_core.policies import ShellPolicy
 POLICY = ShellPolicy(cwd="/srv/project", writable=["/srv/project", "/tmp"])
 
 ALLOWED = {
-    "a wildcard that is no option": "sed p ./*.txt; sort -- *; cat *; wc -l *.py; grep x *",
+    "a wildcard that is no option": "sed p ./*.txt; sort -- *; cat *; wc -l *.py; grep x *; mv *.md docs; cp ./* build",
     "a variable": "D=out; mkdir -p $D && echo x > $D/log",
     "a default": 'echo "${USER:-nobody}"',
     "a loop": 'for f in src/*.py; do wc -l "$f"; done',

@@ -18,6 +18,7 @@ from lgov_core.policies.shell.syntax import (
     UNKNOWN,
     ShellRefusal,
     is_wild,
+    literal,
     sends,
     shown,
     unclear,
@@ -305,6 +306,8 @@ def _attached(workspace: Workspace, call: Call, word: str) -> None:
 def _into(workspace: Workspace, call: Call, word: str) -> None:
     """The file or folder that files are copied to, moved to or linked from: each gets its name there."""
     sources = [source for kind in ("read", "tree", "move", "here", "link") for source in call.words_of(kind)]
+    if any(is_wild(source) and not literal(source).strip("/") for source in sources if source[:1] != "/"):
+        raise unclear("A file that * finds may have the name of an option, such as -t.git; write ./* instead.")
     if call.entry.name != "rsync":
         sources = [source.rstrip("/") for source in sources]
     workspace.into(word, sources, moved=bool(call.words_of("move") or call.words_of("link")))

@@ -12,7 +12,6 @@ from itertools import zip_longest
 
 from lgov_core.policies.shell.calls import NO_INPUT, Input
 from lgov_core.policies.shell.syntax import (
-    BREAK,
     REDIRECTS,
     UNKNOWN,
     WORDS,
@@ -289,30 +288,17 @@ class Walk:
 
     def _on_for_statement(self, node: SyntaxNode, stdin: Input) -> list[str]:
         name = node.every("variable")[0].text
-        nodes = node.every("value")
-        values = [field for value in nodes for reading in self._words.readings(value) for field in reading]
-        if not nodes:
-            values = [field for value in self._state.values("@") for field in value.split(BREAK)]
+        values = [
+            field for value in node.every("value") for reading in self._words.readings(value) for field in reading
+        ]
         self._check_variable(name, *values)
         body = node.every("body")
 
         def run() -> list[str]:
-            self._state.assign(name, values or [""])
+            self._state.assign(name, values or [UNKNOWN])
             return self._sequence(body, stdin)
 
         return self._loop(run)
-
-    def _on_case_statement(self, node: SyntaxNode, stdin: Input) -> list[str]:
-        printed = NOTHING
-        for value in node.every("value"):
-            self._words.values(value)
-        for item in node.every("case_item"):
-            patterns = item.every("value")
-            for pattern in patterns:
-                self._words.values(pattern)
-            body = [child for child in item.children if child not in patterns]
-            printed = _both(printed, self._branch(body, stdin))
-        return printed
 
     def _on_redirected_statement(self, node: SyntaxNode, stdin: Input) -> list[str]:
         body = node.first("body")

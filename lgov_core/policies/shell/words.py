@@ -114,7 +114,7 @@ def _distinct(*folders: Iterable[str]) -> tuple[str, ...]:
 _PLAIN = frozenset((
     "word", "number", "regex", "extglob_pattern", "variable_name", "test_operator", "special_variable_name", "brace_expression",
 ))  # fmt: skip
-_EXPANSION = re.compile(r"\$\{(#?)([A-Za-z_]\w*|[0-9@*?#$!-])(.*)\}", re.DOTALL)
+_EXPANSION = re.compile(r"\$\{(#?)([A-Za-z_]\w*|[0-9@*?#$!-])(|:?-.*|[#%].*)\}", re.DOTALL)
 
 
 class Words:
@@ -218,37 +218,17 @@ class Words:
 
     def _expansion(self, node: SyntaxNode, *, quoted: bool) -> list[str]:
         match = _EXPANSION.fullmatch(node.text)
-        if match is None or (match[3] and (match[1] or match[3][0] not in ":-+=?#%/^,")):
-            raise unclear("Indirect and transforming expansions are not followed; write the value out.")
+        if match is None or (match[1] and match[3]):
+            raise unclear("Of expansions only ${name}, ${name:-other}, ${name#begin} and ${name%end} are followed.")
         if quoted and {"raw_string", "ansi_c_string"} & {inner.type for inner in node.walk()}:
             raise unclear("Quotes inside of a quoted expansion are read in several ways; leave them out.")
         length, name, rest = match.groups()
-        if length:
-            return ["1"]
-        if rest.startswith((":+", "+")):
-            return self._alternative(node, quoted=quoted, others=[""])
-        values = self._variable(name, quoted=quoted)
-        if not rest:
-            return values
-        if rest.startswith((":-", "-", ":=", "=")):
-            alternatives = self._alternative(node, quoted=quoted, others=values)
-            if "=" in rest[:2]:
-                self._state.assign(name, alternatives)
-            return alternatives
-        if rest.startswith((":?", "?")):
-            self._alternative(node, quoted=True, others=[])
-            return values
-        if rest[0] == ":" and not re.fullmatch(r":\s*-?\d+(?::\s*-?\d+)?", rest):
-            raise unclear("The place of a part of a value is not followed unless it is a number.")
-        for child in node.named[1:]:
-            self._evaluated(child, quoted=True)
-        return [trimmed(value, rest) for value in values]
-
-    def _alternative(self, node: SyntaxNode, *, quoted: bool, others: list[str]) -> list[str]:
-        """The readings of the word behind ``:-``, and ``others``."""
+        values = ["1"] if length else self._variable(name, quoted=quoted)
         inner = [child for child in node.named if child.type not in ("variable_name", "special_variable_name")]
-        readings = self._product([self._evaluated(child, quoted=quoted) for child in inner])
-        return list(dict.fromkeys([*others, *(readings if quoted else map(unquoted, readings))]))
+        others = self._product([self._evaluated(child, quoted=quoted or rest[0] in "#%") for child in inner])
+        if rest.startswith((":-", "-")):
+            return list(dict.fromkeys([*values, *(others if quoted else map(unquoted, others))]))
+        return [trimmed(value, rest) for value in values] if rest else values
 
     def _product(self, parts: list[list[str]]) -> list[str]:
         count = prod(map(len, parts))
