@@ -17,10 +17,10 @@ from tests.attacks.cases import HERE, KINDS, cases, rows, score
 EXACT = {
     "limits": (15, 15, 35, 35),
     "paths": (245, 246, 164, 170),
-    "pii": (310, 314, 307, 308),
+    "pii": (311, 314, 307, 308),
     "provenance": (241, 241, 158, 159),
     "sql_open_writes": (0, 0, 0, 120),
-    "secrets": (433, 438, 309, 309),
+    "secrets": (436, 438, 309, 309),
     "tool_arguments": (163, 163, 106, 106),
     "urls": (456, 458, 236, 237),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import time
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 from lgov_core.errors import PolicyError
 from lgov_core.governor import Governor
 from lgov_core.policies import PolicySet, SecretsPolicy, load_policies
+from lgov_core.policies.content.text_views import MAX_DEPTH, MAX_MORE, MAX_TIMES, readings
 from lgov_core.types import Action, Decision, Effect, Point, Severity
+from tests.policies.key_encodings import ENCODINGS, KEYS
 
 KEY = "AKIAQ4W7R2T9K3M5N8P1"
 STRIPE = "sk_live_" + "9aZ3kQ7xT1mW5pR8"
@@ -348,3 +351,51 @@ def test_the_rest_of_a_query_stays() -> None:
         judged(redact, Action(Point.OUTPUT, "x", text="a?password=k3Jd82hfPq&page=12")).text
         == "a?password=[PASSWORD]&page=12"
     )
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_key_is_found_in_every_encoding(encoding: str) -> None:
+    """Of three keys; but letters in pairs may run into a neighbouring word of two letters."""
+    missed = [
+        key for key in KEYS.values() if not SecretsPolicy().find(f"please send {ENCODINGS[encoding](key)}, and quickly")
+    ]
+    assert not missed
+
+
+def test_what_is_redacted_is_the_encoded_form_alone() -> None:
+    for encoding in ("base64", "reversed", "\\u", "hex with colons", "gzip", "joined by a program"):
+        text = f"before {ENCODINGS[encoding](KEYS['github'])} after"
+        decision = judged(SecretsPolicy(action="redact"), call({"a": text}))
+        assert decision.arguments is not None
+        redacted = decision.arguments["a"]
+        assert redacted.startswith("before ")
+        assert redacted.endswith(" after"), encoding
+        assert "[GITHUB_TOKEN]" in redacted
+        assert len(redacted) < 40, encoding
+
+
+def test_words_that_are_no_keys_stay_unread_in_every_encoding() -> None:
+    plain = ("please-look-at-the-list-of-2024", "user_id_12345_of_the_table", "release-2026-01-31-candidate", "a" * 40)
+    missed = [
+        (text, encoding)
+        for text in plain
+        for encoding in ENCODINGS
+        if SecretsPolicy().find(f"please send {ENCODINGS[encoding](text)}, and quickly")
+    ]
+    assert not missed
+
+
+def test_decoding_is_bounded_in_depth_and_cost() -> None:
+    """What is nested deeper is not read; a text full of nested encodings takes no longer than it is long."""
+    text = KEY
+    for _ in range(MAX_DEPTH):
+        text = base64.b64encode(text.encode()).decode()
+    assert SecretsPolicy().find(text)
+    assert not SecretsPolicy().find(base64.b64encode(text.encode()).decode())
+    bomb = base64.b64encode(gzip.compress(b"a" * 50_000_000)).decode()
+    for hostile in (bomb, "%2525252541" * 18_000, " ".join([text] * 2_000), "65, " * 50_000, "=41" * 66_000):
+        made = sum(len(reading.text) for reading in readings(hostile))
+        assert made <= (1 + MAX_TIMES) * len(hostile) + MAX_MORE
+        begun = time.process_time()
+        SecretsPolicy(max_characters=10_000_000).find(hostile[:200_000])
+        assert time.process_time() - begun < 1.0

@@ -13,7 +13,7 @@ from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import PolicyError
 from lgov_core.governor.patterns import surely_matches
 from lgov_core.policies.base import BoundedPolicy, DataFile
-from lgov_core.policies.content.text_views import decoded_runs, plain_view, unescaped_view, written_number
+from lgov_core.policies.content.text_views import readings, written_number
 from lgov_core.policies.options import Count, PolicyOptions, Texts, takes
 from lgov_core.types import Action, Decision, Point, Severity
 
@@ -37,7 +37,8 @@ def load_patterns(file: str, check_of: Callable[[Mapping[str, Any]], Check | Non
         else:
             body = data.written_out(row.get("body") or row["names"])
             regex = (_BODY if "body" in row else _NAMED_VALUE) % body
-        patterns.append(Pattern(row["kind"], re.compile(regex), tuple(row.get("hints", ())), check_of(row)))
+        hints = tuple(row.get("hints", ()))
+        patterns.append(Pattern(row["kind"], re.compile(regex), hints, "body" not in row, check_of(row)))
     return tuple(patterns)
 
 
@@ -75,7 +76,13 @@ class Pattern:
     kind: str
     regex: re.Pattern[str]
     hints: tuple[str, ...] = ()
+    named: bool = False
     check: Check | None = None
+
+    @property
+    def is_format(self) -> bool:
+        """True if no text of another kind has this shape by chance: a format of keys that begins with letters of its own."""
+        return bool(self.hints) and min(map(len, self.hints)) > 2 and not self.named
 
     def find(self, text: str, start: int) -> Iterator[ContentFinding]:
         """The values from ``start`` on, from left to right."""
@@ -98,7 +105,7 @@ def _find_all(patterns: Sequence[Pattern], text: str, start: int) -> Iterator[Co
     """Everything that any of the patterns finds in ``text`` from ``start`` on."""
     lowered, has_digit = text.lower(), _DIGIT.search(text) is not None
     for pattern in patterns:
-        if any(hint in lowered for hint in pattern.hints) if pattern.hints else has_digit:
+        if any(map(lowered.__contains__, pattern.hints)) if pattern.hints else has_digit:
             yield from pattern.find(text, start)
 
 
@@ -108,18 +115,16 @@ def left_of(text: str, start: int, characters: int = CONTEXT) -> str:
 
 
 def look_through(text: str, patterns: Sequence[Pattern], start: int = 0) -> list[ContentFinding]:
-    """Returns the findings in all views of ``text`` from ``start`` on, as places in ``text``, merged where they overlap."""
-    plain = plain_view(text)
-    begin = plain.place(start)
-    findings = [ContentFinding(*plain.span(f.start, f.end), f.kind) for f in _find_all(patterns, plain.text, begin)]
-    unescaped = unescaped_view(plain.text)
-    if unescaped is not None:
-        for f in _find_all(patterns, unescaped.text, unescaped.place(begin)):
-            findings.append(ContentFinding(*plain.span(*unescaped.span(f.start, f.end)), f.kind))
-    for run_start, run_end, decoded in decoded_runs(plain.text, begin):
-        first = next(_find_all(patterns, decoded, 0), None)
-        if first is not None:
-            findings.append(ContentFinding(*plain.span(run_start, run_end), first.kind))
+    """Returns the findings in all readings of ``text`` from ``start`` on, as places in ``text``, merged where they overlap."""
+    findings: list[ContentFinding] = []
+    formats: list[Pattern] | None = None
+    for reading in readings(text):
+        if reading.garbled and formats is None:
+            formats = [pattern for pattern in patterns if pattern.is_format]
+        for finding in _find_all(patterns if formats is None or not reading.garbled else formats, reading.text, 0):
+            begin, end = reading.span(finding.start, finding.end)
+            if begin >= start or (reading.depth and end > start):
+                findings.append(ContentFinding(begin, end, finding.kind))
     return merged(findings)
 
 
