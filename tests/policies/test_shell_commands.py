@@ -131,6 +131,7 @@ DENIED = {
     "hidden by a wrapper": ["find . | xargs rm", "xargs -a x sh -c", "fd -x rm"],
     "tables": ["psql -c 'drop table a'", "psql -c 'select 1; delete from a'", "sqlite3 a.db \"select readfile('x')\""],
     "variables": ["PATH=/tmp:$PATH ls", "PATH=/srv/project/bin:$PATH ls", "GIT_SSH_COMMAND=x ls", "LD_PRELOAD=x ls"],
+    "members of archives": ["unzip -p a.zip .env", "tar xf a.tar -C data config/.env"],
     "secrets": [
         "echo $API_KEY",
         "env",
