@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from autogen_core.tools import FunctionTool
+from autogen_core.tools import BaseStreamTool, BaseTool, FunctionTool
 
 from lgov_core.instrumentation.live_span import covered_call
 
@@ -44,6 +44,47 @@ def tool_in(workbench: object, name: str) -> Any:
     """The tool that a static workbench shows as ``name``, or None."""
     original = getattr(workbench, "_override_name_to_original", {}).get(name, name)
     return next((tool for tool in tools_of(workbench) if tool.name == original), None)
+
+
+def validating_model(tool: object, run_json: Any) -> Any:
+    """The pydantic model with which ``run_json``, a method of the tool's class, validates; None for a method of its own."""
+    function = inspect.unwrap(getattr(run_json, "func", run_json))
+    own = (inspect.unwrap(BaseTool.run_json), inspect.unwrap(BaseStreamTool.run_json_stream))
+    return vars(tool).get("_args_type") if tool is not None and function in own else None
+
+
+class ValidatedType:
+    """Stands for the pydantic model ``schema`` where a tool validates what is validated already: ``take`` returns it."""
+
+    def __init__(self, schema: Any, take: Callable[[], Any]) -> None:
+        self._schema, self._take = schema, take
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._schema, name)
+
+    def model_validate(self, arguments: Any) -> Any:
+        """The model that was made. Raises what the schema raised."""
+        return self._take()
+
+
+class _ArgumentsType:
+    """``BaseTool._args_type``: the tool's own, or what ``stand_in`` gives for the call that is running."""
+
+    def __init__(self, stand_in: Callable[[Any], ValidatedType | None]) -> None:
+        self._stand_in = stand_in
+
+    def __get__(self, tool: Any, owner: type | None = None) -> Any:
+        if tool is None or "_args_type" not in vars(tool):
+            raise AttributeError("_args_type")
+        return self._stand_in(tool) or vars(tool)["_args_type"]
+
+    def __set__(self, tool: Any, value: Any) -> None:
+        vars(tool)["_args_type"] = value
+
+
+def validate_with(stand_in: Callable[[Any], ValidatedType | None]) -> None:
+    """Has every tool of this process ask ``stand_in`` for what it validates its arguments with."""
+    BaseTool._args_type = _ArgumentsType(stand_in)  # type: ignore[assignment,misc]
 
 
 def observe_errors(workbench: Any, observe: Callable[[Exception], None]) -> None:

@@ -27,7 +27,7 @@ from lgov_core.instrumentation import Governor, arun_flow
 from lgov_core.instrumentation.live_span import covered_call, model_call_covered
 from lgov_core.instrumentation.model_flow import model_flow
 from lgov_core.instrumentation.streams import arun_stream
-from lgov_core.instrumentation.tool_call import ToolReading, tool_flow
+from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading, tool_flow
 from lgov_core.types import Action
 
 #: Text as it comes, then the result.
@@ -217,7 +217,7 @@ async def govern_code(
             code = str(permitted.get("command" if "command" in permitted else "code", block.code))
             return await execute([block if code == block.code else replace(block, code=code)])
 
-        result = await arun_flow(tool_flow(governor, action, run, _code_reading, raise_abort=False))
+        result = await arun_flow(tool_flow(GovernedToolCall(governor, action), run, _code_reading, raise_abort=False))
         note_abort(result.decision, None)
         if result.denial is not None:
             return CodeResult(exit_code=NOT_RUN, output="\n".join([*outputs, result.denial]))

@@ -18,9 +18,8 @@ from autogen_core.models import (
     UserMessage,
 )
 
-from lgov_core.instrumentation import json_object
 from lgov_core.instrumentation.conversation_memory import MessageDecisionCache
-from lgov_core.wire.turns import ModelReading
+from lgov_core.wire.turns import ModelReading, read_arguments
 
 FRAMEWORK = "autogen"
 
@@ -32,8 +31,8 @@ RAW_ARGUMENTS = "arguments"
 
 
 def call_arguments(call: FunctionCall) -> dict[str, Any] | None:
-    """The arguments of a call, or None where they are not a JSON object."""
-    return json_object(call.arguments or "{}")
+    """The arguments of a call, or None where they are not an object that every program reads alike."""
+    return read_arguments(call.arguments or "{}")
 
 
 def judged_arguments(call: FunctionCall) -> dict[str, Any]:

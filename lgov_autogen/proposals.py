@@ -19,13 +19,13 @@ from autogen_core.tools import BaseTool
 from lgov_autogen._internals import has_handoffs, is_handoff
 from lgov_autogen.messages import call_arguments, judged_arguments
 from lgov_autogen.runs import current_run
-from lgov_autogen.tools import tool_action
+from lgov_autogen.tools import ToolModel, tool_action
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import BoundedDict, Flow, Governor
 from lgov_core.instrumentation.conversation_memory import MAX_REMEMBERED
 from lgov_core.instrumentation.live_span import covered_call
-from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading, tool_flow
-from lgov_core.types import Action, Decision, Kind, ToolOutcome, ToolStatus, new_id
+from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading, tool_flow, unreadable_arguments
+from lgov_core.types import Action, Decision, Kind, Point, ToolOutcome, ToolStatus, new_id
 
 
 def is_offered_handoff(tool: object) -> bool:
@@ -78,7 +78,10 @@ class ProposedCalls:
         denials: list[tuple[FunctionExecutionResult, Decision]] = []
         for call in proposed:
             tool = offered.get(call.name)
-            if tool is not None and is_offered_handoff(tool):
+            if call_arguments(call) is None and governor.evaluates(Point.PRE_TOOL_CALL):
+                decision, permitted = unreadable_arguments(call.name), call
+                yield from governor.record_flow(_unreadable(call, decision, agent))
+            elif tool is not None and is_offered_handoff(tool):
                 decision, permitted = yield from _handoff_flow(governor, call, agent)
             elif (outcome := _unrunnable(call, offered, agent)) is not None:
                 yield from governor.record_flow(outcome)
@@ -88,7 +91,7 @@ class ProposedCalls:
                 passed.append(call)
                 continue
             else:
-                decision, permitted = yield from self._unobserved_flow(governor, call, agent)
+                decision, permitted = yield from self._unobserved_flow(governor, call, tool, agent)
             if decision.blocks:
                 text = decision.denial_message()
                 result = FunctionExecutionResult(content=text, name=call.name, call_id=call.id, is_error=True)
@@ -97,10 +100,14 @@ class ProposedCalls:
         return passed, denials
 
     def _unobserved_flow(
-        self, governor: Governor, call: FunctionCall, agent: str | None
+        self, governor: Governor, call: FunctionCall, tool: Any, agent: str | None
     ) -> Flow[tuple[Decision, FunctionCall]]:
         """Judges a call that the agent will run unobserved. Beyond `MAX_REMEMBERED` the oldest span stays open."""
-        governed = GovernedToolCall(governor, _action(call, "function", agent))
+        action, method = _action(call, "function", agent), getattr(type(tool), "run_json", None)
+        validated = ToolModel.of(tool, method, action.arguments) if isinstance(tool, BaseTool) else None
+        if validated is not None:
+            action = action.changed(arguments=validated.judged)
+        governed = GovernedToolCall(governor, action, validated=validated)
         decision = yield from governed.judge_flow()
         if decision.blocks:
             if decision.abort:
@@ -140,8 +147,15 @@ def _handoff_flow(governor: Governor, call: FunctionCall, agent: str | None) -> 
     def passed(arguments: Mapping[str, Any]) -> FunctionCall:
         return call if arguments == action.arguments else _with_arguments(call, arguments)
 
-    result = yield from tool_flow(governor, action, passed, lambda _call: ToolReading(f"handed off by {call.name}"))
+    result = yield from tool_flow(
+        GovernedToolCall(governor, action), passed, lambda _call: ToolReading(f"handed off by {call.name}")
+    )
     return result.decision, result.result if result.result is not None else call
+
+
+def _unreadable(call: FunctionCall, decision: Decision, agent: str | None) -> ToolOutcome:
+    action = replace(_action(call, "function", agent), operation_id=new_id("op"))
+    return ToolOutcome(action, "invalid_args", "", "InvalidToolCall", decision.reason, decision)
 
 
 def _unrunnable(call: FunctionCall, offered: Container[str], agent: str | None) -> ToolOutcome | None:

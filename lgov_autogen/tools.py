@@ -18,6 +18,7 @@ from autogen_core.tools import (
     BaseTool,
     ImageResultContent,
     StaticStreamWorkbench,
+    StreamTool,
     TextResultContent,
     ToolResult,
     ToolSchema,
@@ -25,15 +26,26 @@ from autogen_core.tools import (
 )
 from pydantic import BaseModel
 
-from lgov_autogen._internals import carry_context, is_handoff, observe_errors, tool_in, tools_of
+from lgov_autogen._internals import (
+    ValidatedType,
+    carry_context,
+    is_handoff,
+    observe_errors,
+    tool_in,
+    tools_of,
+    validate_with,
+    validating_model,
+)
 from lgov_autogen.instrumentor import INSTRUMENTOR, GovernedComponent, behind
 from lgov_autogen.messages import FRAMEWORK, RAW_ARGUMENTS
 from lgov_autogen.runs import current_run, end_at_next_step
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor, arun_flow
 from lgov_core.instrumentation.live_span import covered_call, note_error
-from lgov_core.instrumentation.tool_call import ToolReading, failure_status, tool_flow
+from lgov_core.instrumentation.tool_arguments import ToolArguments, fields_in, validate_by_name
+from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading, failure_status, tool_flow
 from lgov_core.types import Action, Decision, Kind, Point
+from lgov_core.wire.turns import JSON
 
 
 def tool_action(
@@ -76,6 +88,65 @@ def as_arguments(arguments: Any) -> dict[str, Any]:
     return dict(arguments) if isinstance(arguments, Mapping) else {RAW_ARGUMENTS: arguments}
 
 
+class ToolModel(ToolArguments):
+    """The arguments of one call of ``tool``, which validates them with the pydantic model ``schema``."""
+
+    def __init__(self, tool: Any, schema: Any, arguments: Any) -> None:
+        self.tool, self._schema, self.is_due = tool, schema, False
+        self._is_object = isinstance(arguments, Mapping)
+        self._original = arguments
+        super().__init__(as_arguments(arguments))
+
+    @classmethod
+    def of(cls, tool: Any, method: Any, arguments: Any) -> ToolModel | None:
+        """The arguments as ``method`` of ``tool`` validates them; None where that does not, or does so in its own way."""
+        running = _running_model(tool)
+        if running is not None and running.is_of(arguments):
+            return running
+        schema = validating_model(tool, method)
+        return None if schema is None else cls(tool, schema, arguments)
+
+    def is_of(self, arguments: Any) -> bool:
+        """Returns whether these are the ``arguments`` that a method of the tool got."""
+        return self.raw == arguments if isinstance(arguments, Mapping) else self._original is arguments
+
+    @property
+    def schema(self) -> Any:
+        """See `ToolArguments.schema`."""
+        return self._schema
+
+    def validate(self, raw: JSON, *, by_name: bool) -> tuple[Any, Mapping[str, Any]]:
+        """See `ToolArguments.validate`. An MCP server is sent only what is set."""
+        if by_name:
+            model = validate_by_name(self._schema, raw)
+        else:
+            model = self._schema.model_validate(raw if self._is_object else self._original)
+        values = fields_in(model) or {}
+        if kind_of(self.tool) == "mcp":
+            values = {name: value for name, value in values.items() if name in model.model_fields_set}
+        return model, values
+
+    def take(self) -> Any:
+        """See `ToolArguments.take`."""
+        self.is_due = False  # what the tool's function validates with the model itself is another thing
+        return super().take()
+
+
+def _running_model(tool: Any) -> ToolModel | None:
+    """The arguments of the call of ``tool`` that is running."""
+    around = covered_call()
+    validated = around.validated if around is not None else None
+    return validated if isinstance(validated, ToolModel) and validated.tool is tool else None
+
+
+def _stand_in(tool: Any) -> ValidatedType | None:
+    model = _running_model(tool)
+    return ValidatedType(model.schema, model.take) if model is not None and model.is_due else None
+
+
+validate_with(_stand_in)
+
+
 def as_given(arguments: Any, permitted: Mapping[str, Any]) -> Any:
     """``permitted`` in the form of ``arguments``, so that a tool still refuses what it would refuse."""
     if isinstance(arguments, Mapping):
@@ -101,7 +172,8 @@ Run = Callable[[Mapping[str, Any]], Awaitable[Any]]
 class GovernedCall(ABC):
     """One call of a tool, by its workbench or by itself. ``owner`` is what is called, ``agent`` as policies name it.
 
-    Without a governor, and inside a call that it has evaluated, the owner's own method answers.
+    ``validated`` are the arguments as the tool's schema yields them, where it validates. Without a governor, and inside a call
+    that it has evaluated, the owner's own method answers.
     """
 
     governor: Governor | None
@@ -111,6 +183,7 @@ class GovernedCall(ABC):
     token: Any
     call_id: str | None
     agent: str | None = None
+    validated: ToolModel | None = None
 
     async def result(self, method: Callable[..., Awaitable[Any]]) -> Any:
         """The governed result of ``method``, the owner's own."""
@@ -142,9 +215,16 @@ class GovernedCall(ABC):
 
     def passes(self, governor: Governor) -> bool:
         """Returns whether the owner's own method answers: ``governor`` has already evaluated the call."""
-        return is_evaluated(governor, self.name, self.arguments, self.call_id)
+        return is_evaluated(governor, self.name, self.judged, self.call_id)
+
+    @property
+    def judged(self) -> Any:
+        """The arguments as policies see them: as the tool's schema yields them, where it validates."""
+        return self.arguments if self.validated is None else self.validated.arguments
 
     def _permitted(self, permitted: Mapping[str, Any]) -> tuple[Any, ...]:
+        if self.validated is not None and permitted == self.validated.judged:
+            return self.parameters(self.arguments)
         return self.parameters(as_given(self.arguments, permitted))
 
     @abstractmethod
@@ -192,6 +272,13 @@ class _ToolCall(GovernedCall):
 
     __slots__ = ()
 
+    @classmethod
+    def of(cls, tool: Any, own: Any, arguments: Any, token: Any, call_id: str | None) -> _ToolCall:
+        """A call of ``own``, a method of ``tool``, in an instrumented process."""
+        governor = INSTRUMENTOR.governor
+        validated = None if governor is None else ToolModel.of(tool, own, arguments)
+        return cls(governor, tool, tool.name, arguments, token, call_id, validated=validated)
+
     def passes(self, governor: Governor) -> bool:
         """Also a hand-off, which is evaluated with the model's reply.
 
@@ -201,6 +288,8 @@ class _ToolCall(GovernedCall):
 
     def parameters(self, arguments: Any) -> tuple[Any, ...]:
         """Those of ``BaseTool.run_json``."""
+        if (model := _running_model(self.owner)) is not None:
+            model.is_due = True
         return arguments, self.token, self.call_id
 
     async def last_of(self, events: AsyncIterator[Any], emit: Emit) -> Any:
@@ -215,10 +304,13 @@ class _ToolCall(GovernedCall):
     async def govern(self, governor: Governor, run: Run) -> Any:
         """Raises `PolicyDenied` where the tool's caller cannot read a denial."""
         tool = self.owner
-        action = tool_action(self.name, kind_of(tool), self.arguments, tool, call_id=self.call_id)
-        governed = await arun_flow(
-            tool_flow(governor, action, run, lambda value: ToolReading(_text_of(tool, value)), raise_abort=False)
-        )
+        action = tool_action(self.name, kind_of(tool), self.judged, tool, call_id=self.call_id)
+
+        def read(value: Any) -> ToolReading:
+            return ToolReading(_text_of(tool, value))
+
+        call = GovernedToolCall(governor, action, validated=self.validated)
+        governed = await arun_flow(tool_flow(call, run, read, raise_abort=False))
         note_abort(governed.decision, action.call_id)
         text = governed.denial if governed.denial is not None else governed.text
         return governed.result if text is None else _as_value(tool, text, governed.decision)
@@ -260,14 +352,14 @@ async def run_json(
     tool: Any, own: Callable[..., Any], args: Any, cancellation_token: Any, call_id: str | None = None
 ) -> Any:
     """``BaseTool.run_json`` in an instrumented process; ``own`` is the tool's own method."""
-    return await _ToolCall(INSTRUMENTOR.governor, tool, tool.name, args, cancellation_token, call_id).result(own)
+    return await _ToolCall.of(tool, own, args, cancellation_token, call_id).result(own)
 
 
 def run_json_stream(
     tool: Any, own: Callable[..., Any], args: Any, cancellation_token: Any, call_id: str | None = None
 ) -> AsyncGenerator[Any]:
     """``BaseStreamTool.run_json_stream`` in an instrumented process."""
-    return _ToolCall(INSTRUMENTOR.governor, tool, tool.name, args, cancellation_token, call_id).events(own)
+    return _ToolCall.of(tool, own, args, cancellation_token, call_id).events(own)
 
 
 #: The text for an image in a result.
@@ -279,8 +371,18 @@ class WorkbenchCall(GovernedCall):
 
     __slots__ = ()
 
+    @classmethod
+    def of(cls, governor: Governor | None, workbench: Any, *call: Any) -> WorkbenchCall:
+        """A call of ``workbench``: the tool's name, its arguments, the token, the call's id and the agent."""
+        tool = tool_in(workbench, call[0])
+        method = getattr(type(tool), "run_json_stream" if isinstance(tool, StreamTool) else "run_json", None)
+        validated = None if governor is None else ToolModel.of(tool, method, call[1] or {})
+        return cls(governor, workbench, *call, validated=validated)
+
     def parameters(self, arguments: Any) -> tuple[Any, ...]:
         """Those of ``Workbench.call_tool``."""
+        if self.validated is not None:
+            self.validated.is_due = True
         return self.name, arguments, self.token, self.call_id
 
     async def last_of(self, events: AsyncIterator[Any], emit: Emit) -> ToolResult:
@@ -298,9 +400,10 @@ class WorkbenchCall(GovernedCall):
     async def govern(self, governor: Governor, run: Run) -> ToolResult:
         """Raises only when cancelled from outside."""
         kind = kind_of(tool_in(self.owner, self.name), self.owner)
-        action = tool_action(self.name, kind, self.arguments, self.owner, call_id=self.call_id, agent=self.agent)
+        action = tool_action(self.name, kind, self.judged, self.owner, call_id=self.call_id, agent=self.agent)
+        call = GovernedToolCall(governor, action, validated=self.validated)
         try:
-            governed = await arun_flow(tool_flow(governor, action, run, _reading, raise_abort=False))
+            governed = await arun_flow(tool_flow(call, run, _reading, raise_abort=False))
         except asyncio.CancelledError:
             if not _only_by_token(self.token):
                 raise
@@ -346,9 +449,8 @@ async def call_tool(
     call_id: str | None = None,
 ) -> ToolResult:
     """``Workbench.call_tool`` in an instrumented process; ``own`` is the workbench's own method."""
-    return await WorkbenchCall(INSTRUMENTOR.governor, workbench, name, arguments, cancellation_token, call_id).result(
-        own
-    )
+    call = WorkbenchCall.of(INSTRUMENTOR.governor, workbench, name, arguments, cancellation_token, call_id)
+    return await call.result(own)
 
 
 def call_tool_stream(
@@ -360,7 +462,8 @@ def call_tool_stream(
     call_id: str | None = None,
 ) -> AsyncGenerator[Any]:
     """``StreamWorkbench.call_tool_stream`` in an instrumented process."""
-    return WorkbenchCall(INSTRUMENTOR.governor, workbench, name, arguments, cancellation_token, call_id).events(own)
+    call = WorkbenchCall.of(INSTRUMENTOR.governor, workbench, name, arguments, cancellation_token, call_id)
+    return call.events(own)
 
 
 class GovernedWorkbenchConfig(BaseModel):
@@ -430,7 +533,7 @@ class GovernedWorkbench(GovernedComponent, StaticStreamWorkbench, Component[Gove
         call_id: str | None = None,
     ) -> ToolResult:
         """The governed result of one call."""
-        call = WorkbenchCall(self.governor, self.workbench, name, arguments, cancellation_token, call_id, self.agent)
+        call = WorkbenchCall.of(self.governor, self.workbench, name, arguments, cancellation_token, call_id, self.agent)
         return await call.result(self.workbench.call_tool)
 
     async def call_tool_stream(
@@ -441,7 +544,7 @@ class GovernedWorkbench(GovernedComponent, StaticStreamWorkbench, Component[Gove
         call_id: str | None = None,
     ) -> AsyncGenerator[Any | ToolResult, None]:
         """The tool's events while it runs, then the governed result."""
-        call = WorkbenchCall(self.governor, self.workbench, name, arguments, cancellation_token, call_id, self.agent)
+        call = WorkbenchCall.of(self.governor, self.workbench, name, arguments, cancellation_token, call_id, self.agent)
         async for event in call.events(getattr(self.workbench, "call_tool_stream", self._whole)):
             yield event
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
     from langchain_core.tools import BaseTool
     from langgraph.prebuilt import ToolNode
+    from langgraph.prebuilt.tool_node import ToolCallRequest
 
 VERSIONS = {"langchain-core": ">=1.7,<1.9", "langgraph": ">=1.2.11,<1.3", "langchain-openai": ">=1.7,<2"}
 
@@ -51,9 +53,51 @@ def combine_llm_outputs(model: BaseChatModel, outputs: Sequence[dict[str, Any] |
     return model._combine_llm_outputs(list(outputs))
 
 
-def tool_function(tool: BaseTool) -> Callable[..., Any]:
-    """The function whose parameters a tool without ``func`` and ``coroutine`` is run with."""
-    return tool._run
+#: Parameters that LangChain sets itself; a tool's schema may have fields of these names all the same.
+_SET_BY_LANGCHAIN = frozenset({"run_manager", "callbacks"})
+
+
+def schema_of(tool: BaseTool) -> Any:
+    """The pydantic model that validates the tool's input; None if nothing does."""
+    schema = tool.args_schema
+    return schema if isinstance(schema, type) else None
+
+
+def injected_names(tool: BaseTool, tool_input: Mapping[str, Any]) -> set[str]:
+    """The names in ``tool_input`` that the program and not the model sets: what the schema shown to models hides.
+
+    A tool whose schema is plain JSON hides only what no model can write.
+    """
+    kept = tool._filter_injected_args(dict(tool_input))
+    hidden = tool_input.keys() - kept.keys() - _SET_BY_LANGCHAIN
+    if isinstance(tool.args_schema, Mapping):
+        plain = (str, int, float, list, dict, type(None))
+        return {name for name in hidden if not isinstance(tool_input[name], plain)}
+    return hidden
+
+
+def arguments_and_names(tool: BaseTool, tool_input: dict[str, Any], call_id: str | None) -> tuple[Any, dict[str, Any]]:
+    """The arguments with which LangChain calls the tool's function with, positional and by name; and by the names of fields.
+
+    Raises what the tool's schema raises.
+    """
+    args, kwargs = tool._to_args_and_kwargs(tool_input, call_id)
+    schema = schema_of(tool)
+    names = (
+        tool_input
+        if schema is None
+        else vars(schema).get("__pydantic_fields__", {}) or vars(schema).get("__fields__", {})
+    )
+    return (args, kwargs), {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def injected_arguments(request: ToolCallRequest) -> dict[str, Any]:
+    """The arguments of a node's call with what the node puts in. Raises what the node raises where it cannot."""
+    from langgraph.prebuilt import ToolNode
+
+    node: Any = SimpleNamespace(_injected_args={}, _messages_key="messages")
+    call: Any = ToolNode._inject_tool_args(node, request.tool_call, request.runtime, request.tool)
+    return dict(call["args"])
 
 
 def keep_reply_ids() -> None:

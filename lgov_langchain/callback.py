@@ -22,6 +22,7 @@ from lgov_core.types import Action, Decision, Effect, Point
 from lgov_langchain._internals import keep_reply_ids
 from lgov_langchain.messages import as_mappings, input_texts, kind_of, model_reading, result_reading
 from lgov_langchain.runs import FRAMEWORK, ChainRun, RunTree, agent_in, in_thread_of_a_run, is_pause, running_config
+from lgov_langchain.tool_inputs import validate_once
 
 if TYPE_CHECKING:
     from langchain_core.messages import BaseMessage
@@ -137,6 +138,7 @@ class LgovCallbackHandler(BaseCallbackHandler):
             _check_can_stop(self)
             self._enforcement = CallbackEnforcement(governor)
         keep_reply_ids()
+        validate_once()
 
     @property
     def observer(self) -> Governor | None:

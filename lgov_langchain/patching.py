@@ -22,6 +22,7 @@ from lgov_langchain.process_handler import process_handler
 
 def patch(patches: Patches) -> None:
     """Replaces what every run of a tool, of a model and of an agent passes."""
+    process_handler()
     for name in ("run", "arun"):
         patches.replace(BaseTool, name, base_tools.wrap_run(getattr(BaseTool, name)))
     for name in ("generate", "agenerate"):
@@ -35,7 +36,6 @@ def patch(patches: Patches) -> None:
         governed = _governed_create_agent(langchain.agents.factory.create_agent)
         patches.replace(langchain.agents.factory, "create_agent", governed)
         patches.replace(langchain.agents, "create_agent", governed)
-    process_handler()
 
 
 def _governed_create_agent(create_agent: Callable[..., Any]) -> Callable[..., Any]:

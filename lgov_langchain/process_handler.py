@@ -32,6 +32,7 @@ from lgov_langchain import messages as tool_results
 from lgov_langchain.callback import LgovCallbackHandler, enforceable, raise_denial
 from lgov_langchain.instrumentor import INSTRUMENTOR
 from lgov_langchain.runs import is_pause, running_config
+from lgov_langchain.tool_inputs import validate_once
 
 if TYPE_CHECKING:
     from langchain_core.messages import AIMessage, BaseMessage
@@ -222,6 +223,7 @@ _REGISTRATION = threading.Lock()
 
 @functools.cache
 def _registered_handler() -> ProcessHandler:
+    validate_once()
     handler, changed = ProcessHandler(), ChangedCallHandler()
     for each in (handler, changed):  # LangChain leaves the coroutines of those after a handler that raises unawaited
         variable = contextvars.ContextVar[Any](f"lgov_langchain_{type(each).__name__}", default=each)

@@ -8,7 +8,6 @@ came from a model, its text otherwise.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,14 +22,15 @@ from lgov_core.errors import PolicyError
 from lgov_core.instrumentation import Flow, arun_flow, foreign, run_flow, wait
 from lgov_core.instrumentation.framework import flow_method
 from lgov_core.instrumentation.live_span import CoveredCall, covered_call
-from lgov_core.instrumentation.tool_call import ToolReading, tool_flow
+from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading, tool_flow
 from lgov_core.types import Action, Point
-from lgov_langchain._internals import handled_error_types, node_options, tool_function
+from lgov_langchain._internals import handled_error_types, node_options
 from lgov_langchain.callback import DeniedToolError
 from lgov_langchain.instrumentor import INSTRUMENTOR
 from lgov_langchain.messages import answer, denial_message, kind_of, result_reading
 from lgov_langchain.process_handler import agent_span, expect_call_below, inside, process_handler
 from lgov_langchain.runs import FRAMEWORK, agent_name, is_pause
+from lgov_langchain.tool_inputs import ToolInput, ValidatedInput, node_input, validated_input
 
 if TYPE_CHECKING:
     from types import CoroutineType
@@ -51,6 +51,7 @@ def wrap_run(run: Callable[..., Any]) -> Callable[..., Any]:
     """``BaseTool.run`` or ``arun`` with an evaluation before and after."""
 
     def steps(tool: BaseTool, tool_input: Any, *args: Any, **kwargs: Any) -> Flow[Any]:
+        tool_input = validated_input(tool, tool_input, kwargs.get("tool_call_id"))
         call = _uncovered_call(tool, tool_input, args, kwargs)
         if call is None:
             return (yield from wait(foreign(run, tool, tool_input, *args, **kwargs)))
@@ -59,7 +60,12 @@ def wrap_run(run: Callable[..., Any]) -> Callable[..., Any]:
             return run(tool, call.input_with(arguments), *args, **kwargs)
 
         with call.recorded():
-            result = yield from tool_flow(call.governor, call.action, go, result_reading, is_pause=is_pause)
+            result = yield from tool_flow(
+                GovernedToolCall(call.governor, call.action, validated=call.validated),
+                go,
+                result_reading,
+                is_pause=is_pause,
+            )
         return answer(result, tool.name, call.action.call_id)
 
     return flow_method(run, steps)
@@ -75,14 +81,14 @@ class _UncoveredCall:
     outer: CoveredCall | None
     agent: LiveSpan | None
 
+    @property
+    def validated(self) -> ToolInput | None:
+        """The arguments as the tool's schema yields them; None for a tool that takes one string."""
+        return self.tool_input.validated if isinstance(self.tool_input, ValidatedInput) else None
+
     def input_with(self, arguments: Mapping[str, Any]) -> Any:
         """The input for the tool such that its arguments are ``arguments``."""
-        if not isinstance(self.tool_input, Mapping):
-            return arguments[_SINGLE]
-        if arguments is self.action.arguments:
-            return self.tool_input
-        injected = {key: value for key, value in self.tool_input.items() if key not in self.action.arguments}
-        return {**arguments, **injected}
+        return arguments[_SINGLE] if self.validated is None else ValidatedInput(self.validated)
 
     @contextmanager
     def recorded(self) -> Generator[None]:
@@ -107,9 +113,9 @@ def _uncovered_call(tool: BaseTool, tool_input: Any, args: Any, options: Mapping
     if governor is None:
         return None
     call_id, config, outer = options.get("tool_call_id"), options.get("config"), covered_call()
-    arguments = _model_arguments(tool, tool_input) if isinstance(tool_input, Mapping) else {_SINGLE: tool_input}
-    forms = (arguments, tool_input) if isinstance(tool_input, Mapping) else (arguments,)
-    if outer is not None and any(outer.covers(governor, tool.name, form, call_id) for form in forms):
+    validated = isinstance(tool_input, ValidatedInput)
+    arguments = tool_input.validated.arguments if validated else {_SINGLE: tool_input}
+    if outer is not None and outer.covers(governor, tool.name, arguments, call_id):
         outer.recorded = False  # an outcome may be recorded for another form of it, but not for this one
         return None
     action = Action(
@@ -124,23 +130,6 @@ def _uncovered_call(tool: BaseTool, tool_input: Any, args: Any, options: Mapping
     )
     callbacks = args[3] if len(args) > 3 else options.get("callbacks")
     return _UncoveredCall(governor, action, tool_input, outer, agent_span(governor, config, callbacks))
-
-
-def _model_arguments(tool: BaseTool, tool_input: Mapping[str, Any]) -> dict[str, Any]:
-    """``tool_input`` without what the framework, not the model, puts in: what the schema shown to models hides.
-
-    A tool whose schema is plain JSON hides nothing, so all that was passed is evaluated.
-    """
-    offered = tool.args
-    hidden = [key for key in tool_input if key not in offered]
-    if not hidden or isinstance(tool.args_schema, Mapping):
-        return dict(tool_input)
-    schema: Any = tool.get_input_schema()
-    function = getattr(tool, "func", None) or getattr(tool, "coroutine", None) or tool_function(tool)
-    parameters = inspect.signature(function).parameters.items()
-    catch_all = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    names = {*schema.model_fields, *(name for name, parameter in parameters if parameter.kind not in catch_all)}
-    return {key: value for key, value in tool_input.items() if key in offered or key not in names}
 
 
 #: How the installed LangGraph begins its answer to a call whose arguments do not fit.
@@ -173,19 +162,20 @@ class GovernedToolCalls:
             return run(_run_flow(handler, request, arguments))
 
         with inside(agent_span(self.governor, request.runtime.config)):
-            reading = partial(_reading, request)
-            result = yield from tool_flow(self.governor, _tool_action(request), go, reading, is_pause=is_pause)
+            validated, reading = node_input(request), partial(_reading, request)
+            call = GovernedToolCall(self.governor, _tool_action(request, validated), validated=validated)
+            result = yield from tool_flow(call, go, reading, is_pause=is_pause)
         return answer(result, request.tool_call["name"], request.tool_call["id"] or "")
 
 
-def _tool_action(request: ToolCallRequest) -> Action:
-    """The call as the model proposed it."""
+def _tool_action(request: ToolCallRequest, validated: ToolInput | None) -> Action:
+    """The call as the tool will run it; as the model proposed it if there is no such tool."""
     call = request.tool_call
     return Action(
         Point.PRE_TOOL_CALL,
         name=call["name"],
         kind=kind_of(call["name"], request.tool),
-        arguments=dict(call["args"]),
+        arguments=dict(call["args"]) if validated is None else validated.arguments,
         agent=agent_name(getattr(request.runtime, "config", None)),
         framework=FRAMEWORK,
         call_id=call["id"],
@@ -196,7 +186,9 @@ def _tool_action(request: ToolCallRequest) -> Action:
 def _run_flow(handler: Callable[..., Any], request: ToolCallRequest, arguments: Mapping[str, Any]) -> Flow[Any]:
     expect_call_below(request.runtime.config)
     call = request.tool_call
-    if arguments != call["args"]:
+    covered = covered_call()
+    judged = covered.validated.judged if covered is not None and covered.validated is not None else call["args"]
+    if arguments != judged:
         request = request.override(tool_call={**call, "args": dict(arguments)})
     try:
         return (yield from wait(foreign(handler, request)))

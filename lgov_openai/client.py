@@ -20,7 +20,7 @@ from openai import AsyncOpenAI, OpenAI
 from lgov_core.errors import InstrumentationError, PolicyDenied
 from lgov_core.instrumentation import Flow, either, foreign, wait
 from lgov_core.instrumentation.framework import flow_method
-from lgov_core.instrumentation.live_span import model_call_covered
+from lgov_core.instrumentation.live_span import MODEL_SERVER, model_call_covered
 from lgov_core.instrumentation.model_call import ModelCall
 from lgov_core.instrumentation.model_flow import model_flow
 from lgov_openai.conversations import FRAMEWORK, Memory, RequestEvaluation
@@ -142,9 +142,11 @@ def _sending(client: Any, interceptors: Sequence[Interceptor]) -> Generator[None
     outer = outer if around is client else ()
     _wrap_send(http_client_of(client))
     token = _SENDING.set((client, (*outer, *(interceptor for interceptor in interceptors if interceptor not in outer))))
+    server = MODEL_SERVER.set(str(client.base_url))
     try:
         yield
     finally:
+        MODEL_SERVER.reset(server)
         _SENDING.reset(token)
 
 

@@ -11,9 +11,9 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Flow, either, run_flow, wait
 from lgov_core.instrumentation.model_call import ModelCall, reply_limit
 from lgov_core.instrumentation.model_flow import Choice, ModelPort, ReplyPart, settle_flow
-from lgov_core.instrumentation.tool_call import GovernedToolCall
+from lgov_core.instrumentation.tool_call import GovernedToolCall, unreadable_arguments
 from lgov_core.scope import current_scope
-from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome, ToolStatus
+from lgov_core.types import Action, Decision, Point, ToolOutcome, ToolStatus
 from lgov_core.wire.turns import JSON, Proposal, Turn, read_arguments, rewritten_entries, with_texts, with_total_usage
 from lgov_openai.conversations import FRAMEWORK, PendingCall, RequestEvaluation, tool_action
 from lgov_openai.http_messages import (
@@ -93,9 +93,8 @@ def _evaluate_call(
         action = action.changed(arguments=read_arguments(proposal.raw, unique_keys=False) or {}, text=proposal.raw)
     call = GovernedToolCall(governor, action)
     if unreadable and governor.evaluates(Point.PRE_TOOL_CALL):
-        reason = f"the arguments of {proposal.name} are not one JSON object with each key once; write them anew"
-        decision = Decision(Effect.DENY, "lgov", "unreadable-arguments", reason)
-        yield from _recorded(request, call, decision, "invalid_args", "InvalidToolCall", reason)
+        decision = unreadable_arguments(proposal.name)
+        yield from _recorded(request, call, decision, "invalid_args", "InvalidToolCall", decision.reason)
         return call, decision
     decision = yield from call.judge_flow()
     if decision.blocks and decision.abort:

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agents import FunctionTool
+from agents._function_tool_arguments import PreparedFunctionArguments
 from agents.tool import maybe_invoke_function_tool_failure_error_function, set_function_tool_failure_error_function
 
 from lgov_core.types import Kind
@@ -52,10 +54,41 @@ def observe_errors(tool: FunctionTool, invoke: Any, observe: Callable[[BaseExcep
     return bind(invoke, set_function_tool_failure_error_function(copied, failure_function))
 
 
-def forget_prepared_arguments(context: Any) -> None:
-    """Drops what the SDK parsed for an approval: it insists that the tool gets the same."""
-    if getattr(context, "_function_tool_arguments", None) is not None:
-        context._function_tool_arguments = None
+def function_schema_of(tool: FunctionTool) -> tuple[Any, Any] | None:
+    """The schema of a function made a tool, and the SDK's function that validates by it; None for any other tool."""
+    invoke = vars(tool).get("on_invoke_tool")
+    inner = getattr(getattr(invoke, "lgov_inner", invoke), "_invoke_tool_impl", None)
+    inspect_arguments = getattr(inner, "__agents_prepare_arguments__", None)
+    if inspect_arguments is None:
+        return None
+    prepare = inspect.getclosurevars(inspect_arguments).nonlocals["_prepare_arguments"]
+    return inspect.getclosurevars(prepare).nonlocals["schema"], prepare
+
+
+def prepared_arguments(schema: Any, prepare: Any, text: str, model: Any) -> PreparedFunctionArguments:
+    """The arguments in ``model``, which ``text`` was read to, as the SDK hands them to the function."""
+    args, kwargs = schema.to_call_args(model)
+    return PreparedFunctionArguments(owner=prepare, arguments=text, args=args, kwargs=kwargs)
+
+
+class _Failed:
+    """In the place of prepared arguments: the SDK gets the error where it would have validated."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    @property
+    def owner(self) -> Any:
+        raise self._error
+
+
+def hand_over(context: Any, prepared: PreparedFunctionArguments | None, error: Exception | None = None) -> None:
+    """Has the SDK call the function with ``prepared``, or fail with ``error``, in place of what it would validate.
+
+    With neither it validates, and forgets what it parsed for an approval: it insists that the tool gets the same.
+    """
+    if error is not None or getattr(context, "_function_tool_arguments", None) is not prepared:
+        context._function_tool_arguments = prepared if error is None else _Failed(error)
 
 
 def paused_agent(state: Any) -> Any:

@@ -24,7 +24,7 @@ from lgov_core.instrumentation import Flow, Governor
 from lgov_core.instrumentation.endpoint_headers import endpoint_headers
 from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_core.instrumentation.model_call import reply_limit
-from lgov_core.instrumentation.tool_call import ToolReading, tool_flow
+from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading, tool_flow
 from lgov_core.scope import current_scope
 from lgov_core.types import Action, Decision, Point, ToolOutcome, new_id
 from lgov_openai_agents import items
@@ -140,7 +140,7 @@ def judge_proposals_flow(
         action = _proposal(item, handoffs)
         if action is not None:
             action = replace(action, agent=agent, framework=items.FRAMEWORK, native=item)
-            governed = yield from tool_flow(governor, action, _permitted, _reading, parent=parent)
+            governed = yield from tool_flow(GovernedToolCall(governor, action, parent), _permitted, _reading)
             if governed.result is None:
                 denied.append((item, governed.decision))
             elif governed.result is not action.arguments and isinstance(item, ResponseFunctionToolCall):

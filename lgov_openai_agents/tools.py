@@ -23,9 +23,19 @@ from agents.tool import ShellCallOutcome, ShellCommandOutput, ShellResult
 
 from lgov_core.instrumentation import Governor, arun_flow
 from lgov_core.instrumentation.live_span import covered_call, note_error
-from lgov_core.instrumentation.tool_call import ToolReading, failure_status, tool_flow
+from lgov_core.instrumentation.tool_arguments import ToolArguments, Unreadable, validate_by_name
+from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading, failure_status, tool_flow
 from lgov_core.types import Kind, ToolStatus
-from lgov_openai_agents._internals import Invoke, bind, forget_prepared_arguments, kind_of, observe_errors
+from lgov_core.wire.turns import JSON, read_arguments
+from lgov_openai_agents._internals import (
+    Invoke,
+    bind,
+    function_schema_of,
+    hand_over,
+    kind_of,
+    observe_errors,
+    prepared_arguments,
+)
 from lgov_openai_agents.items import arguments_of, arguments_text, result_text, text_of
 from lgov_openai_agents.runs import current_run, parent_in, tool_action
 
@@ -42,7 +52,8 @@ class Act:
     """One call of a tool. ``context`` is the SDK's.
 
     ``run`` gets the permitted arguments and returns the result, or an awaitable of it; ``read`` reads that; ``denied``
-    makes what the SDK expects from the denial's text; ``rewritten`` puts a new text into a result.
+    makes what the SDK expects from the denial's text; ``rewritten`` puts a new text into a result. ``validated`` are the
+    arguments as the tool's schema yields them.
     """
 
     name: str
@@ -54,6 +65,7 @@ class Act:
     read: Callable[[Any], ToolReading]
     denied: Callable[[str], Any] = str
     rewritten: Callable[[Any, str], Any] = lambda result, text: text
+    validated: ToolArguments | None = None
 
 
 async def govern_act(governor: Governor, act: Act) -> Any:
@@ -71,7 +83,8 @@ async def govern_act(governor: Governor, act: Act) -> Any:
     async def call(permitted: Mapping[str, Any]) -> Any:
         return await awaited(act.run(permitted))
 
-    governed = await arun_flow(tool_flow(governor, action, call, act.read, parent=parent_in(current_run(governor))))
+    judged = GovernedToolCall(governor, action, parent_in(current_run(governor)), act.validated)
+    governed = await arun_flow(tool_flow(judged, call, act.read))
     if governed.denial is not None:
         return act.denied(governed.denial)
     return governed.result if governed.text is None else act.rewritten(governed.result, governed.text)
@@ -85,20 +98,76 @@ async def awaited(result: Any) -> Any:
 # ---------------------------------------------------------------------- function tools
 
 
+class FunctionArguments(ToolArguments):
+    """The arguments text ``raw`` of one call of ``tool``, as the SDK or, for a tool of its own making, the program reads it."""
+
+    def __init__(self, tool: FunctionTool, raw: str, tool_name: str) -> None:
+        self.text, self._name, self._tool = raw, tool_name, tool
+        self._made = function_schema_of(tool)
+        super().__init__(arguments_of(raw))
+
+    @property
+    def schema(self) -> Any:
+        """See `ToolArguments.schema`."""
+        return None if self._made is None else self._made[0].params_pydantic_model
+
+    def validate(self, raw: JSON, *, by_name: bool) -> tuple[Any, Mapping[str, Any]]:
+        """See `ToolArguments.validate`."""
+        if by_name:
+            self.text = arguments_text(raw, self.text)
+        if read_arguments(self.text) is None:
+            raise Unreadable
+        if self._made is None:
+            self._check_closed(raw)
+            return None, raw
+        schema, prepare = self._made
+        if by_name:
+            native = prepared_arguments(schema, prepare, self.text, validate_by_name(self.schema, raw))
+        else:
+            native = prepare(self.text, self._name)
+        return native, _by_parameter(schema, native)
+
+    def _check_closed(self, raw: JSON) -> None:
+        """Raises `Unreadable` for names that the schema does not have: who reads the text then may take them for others."""
+        schema = self._tool.params_json_schema
+        more = schema.keys() & {"additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf"}
+        is_closed = schema.get("additionalProperties") is False or not more
+        unknown = raw.keys() - schema.get("properties", raw).keys()
+        if is_closed and unknown and kind_of(self._tool) == "function":
+            raise Unreadable(f"the tool has no argument {' and no argument '.join(sorted(unknown))}")
+
+
+def _by_parameter(schema: Any, prepared: Any) -> JSON:
+    """The values that the function gets, by the names of its parameters."""
+    args, named = list(prepared.args), dict(prepared.kwargs)
+    values: JSON = {}
+    for number, (name, parameter) in enumerate(schema.signature.parameters.items()):
+        if number == 0 and schema.takes_context:
+            continue
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            values[name], args = args, []
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            values[name], named = named, {}
+        elif name in named and (parameter.kind is parameter.KEYWORD_ONLY or not args):
+            values[name] = named.pop(name)
+        else:
+            values[name] = args.pop(0)
+    return values
+
+
 async def govern_function(governor: Governor, tool: FunctionTool, invoke: Invoke, context: Any, raw: str) -> Any:
     """As `govern_act`, for a call of ``tool`` with the arguments text ``raw``. ``invoke`` notes what the tool raises."""
     began = time.monotonic()  # the SDK's clock for the tool is running
-    arguments = arguments_of(raw)
+    validated = FunctionArguments(tool, raw, getattr(context, "tool_name", tool.name))
 
     def run(permitted: Mapping[str, Any]) -> Awaitable[Any]:
-        text = raw
-        if permitted is not arguments:
-            text = arguments_text(permitted, raw)
-            forget_prepared_arguments(context)
-        return _within_timeout(tool, invoke(context, text), began)
+        hand_over(context, *validated.result())
+        return _within_timeout(tool, invoke(context, validated.text), began)
 
     call_id = getattr(context, "tool_call_id", None)
-    act = Act(tool.qualified_name, kind_of(tool), arguments, call_id, context, run, _read_value)
+    act = Act(
+        tool.qualified_name, kind_of(tool), validated.judged, call_id, context, run, _read_value, validated=validated
+    )
     try:
         return await govern_act(governor, act)
     except ToolTimedOut as late:
@@ -266,7 +335,7 @@ async def call_tool(
         passed = arguments if permitted is action.arguments else dict(permitted)
         return await own(tool_name, passed, *args, **kwargs)
 
-    governed = await arun_flow(tool_flow(governor, action, call, _reading))
+    governed = await arun_flow(tool_flow(GovernedToolCall(governor, action), call, _reading))
     if governed.denial is not None:
         return _result(governed.denial, failed=True)
     if governed.text is not None:

@@ -22,8 +22,9 @@ from lgov_core.governor import Governor
 from lgov_core.instrumentation.conversation_memory import MessageDecisionCache, OpeningTexts, UserText
 from lgov_core.instrumentation.model_call import ModelCall, reply_limit
 from lgov_core.instrumentation.model_flow import CallPort, Choice, ReplyPart, judge_request_flow, settle_flow
+from lgov_core.instrumentation.tool_call import unreadable_arguments
 from lgov_core.scope import RolloutScope, enter_scope
-from lgov_core.types import Action, Decision, Effect, Kind, Point, ToolOutcome, new_id
+from lgov_core.types import Action, Decision, Kind, Point, ToolOutcome, new_id
 from lgov_core.wire.exchange import ToolCall
 from lgov_core.wire.turns import ModelReading, read_arguments, token_usage, with_texts
 
@@ -315,10 +316,9 @@ class EndpointCall(CallPort[GateReply, "list[GateReply]"]):
                 context={"user_text": user_texts},
             )
             if arguments is None:
-                reason = f"the arguments of {call.name} are not one JSON object with each key once; write them again"
-                decision = Decision(Effect.DENY, "lgov", "unreadable-arguments", reason)
+                decision = unreadable_arguments(call.name)
                 unread = replace(action, text=call.arguments)
-                outcome = ToolOutcome(unread, "invalid_args", "", "InvalidToolCall", reason, decision)
+                outcome = ToolOutcome(unread, "invalid_args", "", "InvalidToolCall", decision.reason, decision)
             else:
                 decision = yield from self.governor.decision_flow(action)
                 outcome = ToolOutcome(action, "denied", decision=decision)

@@ -25,13 +25,16 @@ from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lgov_core.governor import Governor
 from lgov_core.scope import current_scope, inherited
 from lgov_core.trace import semconv
 from lgov_core.trace.otlp_spans import nanoseconds
 from lgov_core.types import Action, Decision, JSONValue, Span
+
+if TYPE_CHECKING:
+    from lgov_core.instrumentation.tool_arguments import ToolArguments
 
 #: The variable that lets GenAI instrumentations put prompts, arguments and results on the spans they export.
 CONTENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
@@ -104,7 +107,8 @@ class CoveredCall:
     ``raised`` is the error that the tool raised, set before the framework turns it into a text for the model.
 
     Code between the decision and the tool may change the call. The lower level then judges it again: `changed_to` is the
-    call that runs, and `refused` the decision that blocked it. ``place`` is where, in the framework's own terms, this
+    call that runs, and `refused` the decision that blocked it. ``validated`` holds what the tool's function gets, where the
+    adapter has validated the arguments. ``place`` is where, in the framework's own terms, this
     call is to run, set by the adapter: what runs elsewhere is another call, made inside it.
     """
 
@@ -116,6 +120,7 @@ class CoveredCall:
     raised: BaseException | None = None
     action: Action | None = None
     place: object = _NOWHERE
+    validated: ToolArguments | None = None
     refused: Decision | None = None
 
     def covers(self, governor: Governor, name: str, arguments: Mapping[str, Any], call_id: str | None) -> bool:
@@ -137,6 +142,8 @@ class CoveredCall:
 TOOL_CALL: ContextVar[CoveredCall | None] = ContextVar("lgov_tool_call", default=None)
 #: The governor that judged the model call whose inside is running.
 MODEL_CALL: ContextVar[Governor | None] = ContextVar("lgov_model_call", default=None)
+#: The base URL of the governed client of a model that is sending a request, whatever that is.
+MODEL_SERVER: ContextVar[str | None] = ContextVar("lgov_model_server", default=None)
 
 
 def covered_call() -> CoveredCall | None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from lgov_core._util.json_text import readable_json
 from lgov_core.errors import PolicyDenied
@@ -17,7 +17,16 @@ from lgov_core.flow import Flow, foreign
 from lgov_core.governor import Governor
 from lgov_core.instrumentation.live_span import CoveredCall, LiveSpan
 from lgov_core.trace import semconv
-from lgov_core.types import Action, Decision, JSONValue, Point, ToolOutcome, ToolStatus
+from lgov_core.types import Action, Decision, Effect, JSONValue, Point, ToolOutcome, ToolStatus
+
+if TYPE_CHECKING:
+    from lgov_core.instrumentation.tool_arguments import ToolArguments
+
+
+#: The rule by which a call is denied whose arguments no policy can judge.
+UNREADABLE: Final = "unreadable-arguments"
+#: How often policies may change arguments that the tool's schema changes again.
+_SETTLING: Final = 4
 
 
 @dataclass(slots=True)
@@ -50,6 +59,16 @@ class GovernedResult:
         return self.decision.denial_message(after=self.ran) if self.decision.blocks else None
 
 
+def unreadable_arguments(name: str, problem: str = "") -> Decision:
+    """The denial of a call of the tool ``name`` whose arguments programs may read differently.
+
+    ``problem`` says what is wrong with them, where that is known.
+    """
+    problem = problem or "they are not one JSON object of plain values in which each key is there once"
+    reason = f"the arguments of {name} cannot be judged: {problem}; write them anew"
+    return Decision(Effect.DENY, "lgov", UNREADABLE, reason)
+
+
 def own_arguments(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """A copy of the JSON containers in the arguments, so that the record holds them as proposed whatever the tool does."""
     try:
@@ -67,13 +86,23 @@ def _own(value: Any) -> Any:
 class GovernedToolCall:
     """One tool call in progress: its actions, its outcome and its span.
 
+    ``parent`` is the parent span, if not the current one. ``validated`` are the arguments as the tool's schema yields them,
+    where the adapter has them: the tool gets what these give out.
+
     `tool_flow` uses it in the right order. An adapter that does not see the tool run (the model proposes a call, and
     the result is read in a later request) takes the steps itself: `judge_flow`, then `finish` with what `returned`, and
     record that. The span begins here and must be ended by one of them.
     """
 
-    def __init__(self, governor: Governor, action: Action, parent: LiveSpan | None = None) -> None:
+    def __init__(
+        self,
+        governor: Governor,
+        action: Action,
+        parent: LiveSpan | None = None,
+        validated: ToolArguments | None = None,
+    ) -> None:
         self.governor = governor
+        self._validated = validated
         attributes = _tool_attributes(action, governor.capture_content)
         self.span = LiveSpan(governor, semconv.EXECUTE_TOOL, action.name, attributes, parent=parent)
         span_id = self.span.span_id
@@ -83,15 +112,17 @@ class GovernedToolCall:
             run_id=action.run_id or self.span.run_id,
             operation_id=action.operation_id or f"op_{span_id}",
         )
-        self._given = action.arguments
+        self._permitted = action.arguments
         self.started_at = self.span.started_at
         self.clock = time.perf_counter()
-        self.covered = CoveredCall(governor, action.name, self.action.arguments, action.call_id, action=self.action)
+        self.covered = CoveredCall(
+            governor, action.name, self.action.arguments, action.call_id, action=self.action, validated=validated
+        )
 
     def judge_flow(self) -> Flow[Decision]:
         """Judges `action`; a denial is recorded and ends the span."""
         try:
-            decision = yield from self.governor.decision_flow(self.action)
+            decision = yield from self._decision_flow()
         except BaseException as error:  # cancelled while a policy was judging: nothing has run
             self.span.end(error)
             raise
@@ -99,11 +130,46 @@ class GovernedToolCall:
             yield from self.governor.record_flow(self.denied(decision))
         return decision
 
+    def _decision_flow(self) -> Flow[Decision]:
+        """Judges the arguments; where a policy changes them, what the schema yields for those, until it is the same."""
+        validated, name = self._validated, self.action.name
+        if validated is not None and validated.problem is not None and self.governor.evaluates(Point.PRE_TOOL_CALL):
+            return unreadable_arguments(name, validated.problem)
+        decision = yield from self.governor.decision_flow(self.action)
+        if validated is None:
+            return decision
+        did_not_fit = validated.error is not None
+        for _ in range(_SETTLING):
+            if decision.blocks or decision.arguments is None:
+                return decision
+            settled = validated.settle(decision.arguments)
+            if settled is None:
+                if did_not_fit:  # the framework says so
+                    return decision
+                problem = f"{decision.policy} rewrote them, and so they do not fit the tool: {validated.complaint}"
+                return unreadable_arguments(name, problem)
+            if validated.is_judged(decision.arguments):
+                return decision
+            self._permitted = settled
+            self._judge_as(self.action.changed(arguments=own_arguments(settled)))
+            decision = yield from self.governor.decision_flow(self.action)
+        return unreadable_arguments(name, f"{decision.policy} and the tool's schema rewrite them again and again")
+
+    def _judge_as(self, action: Action) -> None:
+        self.action = self.covered.action = action
+        self.covered.arguments = action.arguments
+        self._show(action.arguments)
+
+    def _show(self, arguments: Mapping[str, Any]) -> None:
+        if self.governor.capture_content:
+            self.span.set({semconv.TOOL_ARGUMENTS: readable_json(arguments)})
+
     def permitted(self, decision: Decision) -> Mapping[str, Any]:
         """The arguments to run with."""
         if decision.arguments is None:
-            return self._given
+            return self._permitted
         self.covered.arguments = own_arguments(decision.arguments)
+        self._show(self.covered.arguments)
         return decision.arguments
 
     @property
@@ -118,7 +184,10 @@ class GovernedToolCall:
         return outcome
 
     def _denied(self, decision: Decision) -> ToolOutcome:
-        return ToolOutcome(self.as_run, "denied", decision=decision, started_at=self.started_at)
+        outcome = ToolOutcome(self.as_run, "denied", decision=decision, started_at=self.started_at)
+        if decision.rule != UNREADABLE:
+            return outcome
+        return replace(outcome, status="invalid_args", error_type="InvalidToolCall", error=decision.reason)
 
     def _ran(self, decision: Decision, status: ToolStatus, **facts: Any) -> ToolOutcome:
         took = time.perf_counter() - self.clock
@@ -170,23 +239,21 @@ class GovernedToolCall:
 
 
 def tool_flow(
-    governor: Governor,
-    action: Action,
+    call: GovernedToolCall,
     run: Callable[[Mapping[str, Any]], Any],
     read: Callable[[Any], ToolReading],
     *,
     is_pause: Callable[[BaseException], bool] | None = None,
     raise_abort: bool = True,
-    parent: LiveSpan | None = None,
 ) -> Flow[GovernedResult]:
-    """Judges ``action``, runs it if it may run, records its outcome and judges the result.
+    """Judges ``call``, runs it if it may run, records its outcome and judges the result.
 
     ``run`` gets the arguments as the policies left them, and runs inside the call's span (for an asynchronous agent it
     may return an awaitable); what it raises is recorded and raised on, except that an error for which ``is_pause`` is
     true (the framework only interrupts the run) records nothing. A decision that says abort raises `PolicyDenied`,
-    unless ``raise_abort`` is false. ``parent`` is the parent span, if not the current one. Fails closed.
+    unless ``raise_abort`` is false. Fails closed.
     """
-    call = GovernedToolCall(governor, action, parent)
+    governor = call.governor
     decision = yield from call.judge_flow()
     if decision.blocks:
         return _ended(decision, raise_abort, ran=False)

@@ -8,6 +8,7 @@ its text and its calls (reasoning, transcripts, citations) is read by `texts`.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,12 +75,15 @@ def with_text_at(holder: Any, path: Sequence[str | int], text: str) -> Any:
 def read_arguments(raw: str, *, unique_keys: bool = True) -> JSON | None:
     """The object in ``raw``, ``{}`` if it is blank, None if it is anything else.
 
-    With ``unique_keys`` an object that has a key twice is None too: program and policy might read it differently.
+    With ``unique_keys`` a text that programs read differently is None too: an object with a key twice, a number that is not
+    finite, half of a surrogate pair.
     """
     if not raw.strip():
         return {}
     try:
-        value = json.loads(raw, object_pairs_hook=_unique if unique_keys else None)
+        value = json.loads(raw, **_ONE_READING) if unique_keys else json.loads(raw)
+        if unique_keys and _SURROGATE.search(raw) is not None:
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return None
     return cast(JSON, value) if isinstance(value, dict) else None
@@ -90,6 +94,18 @@ def _unique(pairs: list[tuple[str, Any]]) -> JSON:
     if len(value) != len(pairs):
         raise ValueError("an object has a key twice")
     return value
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number is not finite")
+    return number
+
+
+#: A text without this has no half of a surrogate pair.
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
+_ONE_READING: Mapping[str, Any] = {"object_pairs_hook": _unique, "parse_float": _finite, "parse_constant": _finite}
 
 
 def token_usage(usage: Mapping[str, Any], input_key: str, output_key: str) -> dict[str, int] | None:

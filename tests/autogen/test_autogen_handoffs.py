@@ -107,7 +107,7 @@ async def test_later_prompts_hold_the_denied_handoff(way: str, stream: bool) -> 
 
 
 @BOTH
-async def test_a_handoff_with_broken_arguments_is_evaluated(way: str) -> None:
+async def test_a_handoff_with_broken_arguments_is_denied(way: str) -> None:
     """AutoGen hands off by the name alone, whatever the arguments are."""
     with playing(way, at(Point.PRE_TOOL_CALL, no_handoff), asks(("c1", "transfer_to_two", "{broken")), says("no")) as (
         parts,
@@ -116,8 +116,9 @@ async def test_a_handoff_with_broken_arguments_is_evaluated(way: str) -> None:
     ):
         result = await parts.agent("one", handoffs=["two"]).run(task="go")
     assert not any(isinstance(message, HandoffMessage) for message in result.messages)
-    (one,) = seen.decisions()
-    assert (one.action.kind, one.action.arguments) == ("handoff", {"arguments": "{broken"})
+    (outcome,) = seen.outcomes
+    assert (outcome.status, outcome.decision.rule) == ("invalid_args", "unreadable-arguments")
+    assert outcome.action.arguments == {"arguments": "{broken"}
 
 
 @BOTH

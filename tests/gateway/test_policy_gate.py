@@ -330,7 +330,7 @@ def test_arguments_that_two_readers_read_differently_are_denied(governed):
     )
     choice = ask(serving)
     assert not choice.message.tool_calls
-    assert "each key once" in choice.message.content
+    assert "each key is there once" in choice.message.content
 
 
 def test_a_policy_file_that_does_not_load_opens_no_gate(tmp_path):

@@ -16,7 +16,7 @@ from lgov_core.instrumentation import arun_flow, run_flow
 from lgov_core.instrumentation.conversation_memory import UserText
 from lgov_core.instrumentation.live_span import CoveredCall, covered_call, current_span, model_call_covered
 from lgov_core.instrumentation.model_call import ModelCall
-from lgov_core.instrumentation.tool_call import ToolReading, tool_flow
+from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading, tool_flow
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.trace import semconv
@@ -75,8 +75,8 @@ class Calls:
             return body(arguments)
 
         if self.is_async:
-            return asyncio.run(arun_flow(tool_flow(self.governor, action, abody, as_text, **options)))
-        return run_flow(tool_flow(self.governor, action, body, as_text, **options))
+            return asyncio.run(arun_flow(tool_flow(GovernedToolCall(self.governor, action), abody, as_text, **options)))
+        return run_flow(tool_flow(GovernedToolCall(self.governor, action), body, as_text, **options))
 
     @property
     def span(self) -> Any:
@@ -127,8 +127,8 @@ def test_what_a_tool_does_to_its_arguments_is_not_what_was_proposed(calls: Calls
 
     def run(action: Action) -> Any:
         if calls.is_async:
-            return asyncio.run(arun_flow(tool_flow(calls.governor, action, abody, as_text)))
-        return run_flow(tool_flow(calls.governor, action, body, as_text))
+            return asyncio.run(arun_flow(tool_flow(GovernedToolCall(calls.governor, action), abody, as_text)))
+        return run_flow(tool_flow(GovernedToolCall(calls.governor, action), body, as_text))
 
     with pytest.raises(Emptying):
         run(Action(Point.PRE_TOOL_CALL, "read", arguments=proposed))
@@ -200,9 +200,9 @@ def test_an_unreadable_result_is_recorded_as_a_failure(calls: Calls) -> None:
 
     def attempt() -> None:
         if calls.is_async:
-            asyncio.run(arun_flow(tool_flow(calls.governor, act(), abody, unreadable)))
+            asyncio.run(arun_flow(tool_flow(GovernedToolCall(calls.governor, act()), abody, unreadable)))
         else:
-            run_flow(tool_flow(calls.governor, act(), lambda arguments: "x", unreadable))
+            run_flow(tool_flow(GovernedToolCall(calls.governor, act()), lambda arguments: "x", unreadable))
 
     with pytest.raises(TypeError):
         attempt()
@@ -232,9 +232,9 @@ def test_an_inner_net_that_has_recorded_is_believed(calls: Calls) -> None:
         return body(arguments)
 
     if calls.is_async:
-        asyncio.run(arun_flow(tool_flow(calls.governor, act(), abody, as_text)))
+        asyncio.run(arun_flow(tool_flow(GovernedToolCall(calls.governor, act()), abody, as_text)))
     else:
-        run_flow(tool_flow(calls.governor, act(), body, as_text))
+        run_flow(tool_flow(GovernedToolCall(calls.governor, act()), body, as_text))
     assert calls.seen.outcomes == []
 
 
@@ -257,7 +257,7 @@ async def test_a_call_cancelled_while_a_policy_thinks_has_not_run() -> None:
         ran.append(arguments)
         return "x"
 
-    task = asyncio.create_task(arun_flow(tool_flow(governor, act(), body, as_text)))
+    task = asyncio.create_task(arun_flow(tool_flow(GovernedToolCall(governor, act()), body, as_text)))
     await thinking.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -279,7 +279,7 @@ def test_spans_and_decisions_make_one_tree_in_the_store(tmp_path: Path) -> None:
             )
             call.answered(reading)
             governor.decide(call.reply(reading))
-            run_flow(tool_flow(governor, act("/etc"), lambda arguments: "x", as_text))
+            run_flow(tool_flow(GovernedToolCall(governor, act("/etc")), lambda arguments: "x", as_text))
             governor.decide(call.output("bye"))
         store.flush()
         spans = {span.span_id: span for span in store.spans()}
@@ -354,8 +354,10 @@ def test_the_error_that_the_framework_made_a_text_of_is_what_is_recorded() -> No
         return "Error: please try again"
 
     calls = Calls(is_async=False)
-    run_flow(tool_flow(calls.governor, act(), run, lambda text: ToolReading(text, "error")))
-    run_flow(tool_flow(calls.governor, act(), run, as_text))  # tried again inside, and it went well in the end
+    run_flow(tool_flow(GovernedToolCall(calls.governor, act()), run, lambda text: ToolReading(text, "error")))
+    run_flow(
+        tool_flow(GovernedToolCall(calls.governor, act()), run, as_text)
+    )  # tried again inside, and it went well in the end
     failed, well = calls.seen.outcomes
     assert (failed.error_type, failed.error, failed.result) == ("OSError", "disk full", "Error: please try again")
     assert (well.status, well.error_type, well.error) == ("ok", None, None)

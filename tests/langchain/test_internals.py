@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Annotated, Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain.tools import ToolRuntime
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.tools import BaseTool, tool
-from langgraph.prebuilt import ToolNode
+from langchain_core.messages import HumanMessage
+from langchain_core.tools import InjectedToolCallId, StructuredTool, Tool, tool
+from langgraph.prebuilt import InjectedState, ToolNode
+from pydantic import BaseModel, Field, create_model
 from scripted import ModelServer, says
 
 from lgov_core.instrumentation.framework import outside_tested_range
@@ -62,17 +66,6 @@ def test_the_outputs_of_several_calls_are_combined(chat: Any) -> None:
     assert _internals.combine_llm_outputs(chat, outputs)["token_usage"]["total_tokens"] == 3
 
 
-def test_the_function_of_a_tool_class() -> None:
-    class Own(BaseTool):
-        name: str = "own"
-        description: str = "Own."
-
-        def _run(self, text: str) -> str:
-            return text
-
-    assert _internals.tool_function(Own())("a") == "a"
-
-
 @pytest.mark.parametrize("calls", [1, 2])
 def test_a_streamed_reply_keeps_the_endpoints_id(calls: int, model_server: ModelServer, chat: Any) -> None:
     for _ in range(calls):
@@ -93,3 +86,48 @@ def test_the_metadata_of_an_agents_runs(model_server: ModelServer, chat: Any) ->
     create_agent(chat, [], name="clerk").invoke({"messages": [("user", "hi")]}, {"callbacks": [Noting()]})
     assert {one[_internals.AGENT_NAME] for one in found} == {"clerk"}
     assert {one[_internals.INTEGRATION] for one in found} <= _internals.GRAPHS
+
+
+class Hiding(BaseModel):
+    state: Annotated[dict[str, Any], InjectedState]
+    call_id: Annotated[str, InjectedToolCallId]
+    word: str = Field("hi", alias="say")
+
+
+def test_what_langchain_calls_a_function_with_is_known_by_the_names_of_fields() -> None:
+    def shout(word: str, state: Any, call_id: str) -> str:
+        return word
+
+    given: dict[str, Any] = {"say": "ho", "state": {"x": 1}}
+    several = StructuredTool.from_function(shout, args_schema=Hiding, description="Shouts.")
+    arguments, values = _internals.arguments_and_names(several, dict(given), "c1")
+    assert arguments == ((), {"word": "ho", "state": {"x": 1}, "call_id": "c1"})
+    assert _internals.injected_names(several, values) == {"state", "call_id"}
+    single = Tool(
+        "shout", lambda word: word, "Shouts.", args_schema=create_model("One", word=(str, Field(alias="say")))
+    )
+    assert _internals.arguments_and_names(single, {"say": "ho"}, None) == ((("ho",), {}), {"word": "ho"})
+
+
+def test_a_schema_of_plain_json_hides_only_what_no_model_writes() -> None:
+    def act(runtime: ToolRuntime, **arguments: Any) -> str:
+        return "done"
+
+    tool = StructuredTool.from_function(act, args_schema={"type": "object", "properties": {}}, description="Acts.")
+    assert _internals.injected_names(tool, {"runtime": object(), "x": 1}) == {"runtime"}
+    assert _internals.injected_names(tool, {"runtime": {"x": 1}}) == set()
+    assert _internals.schema_of(tool) is None
+
+
+@pytest.mark.parametrize("state", [{"messages": [], "x": 1}, [HumanMessage("hi")]])
+def test_what_a_node_puts_in_is_known_before_it_runs(state: Any) -> None:
+    @tool("look")
+    def look(at: str, state: Annotated[Any, InjectedState]) -> str:
+        """Looks."""
+        return at
+
+    call: Any = {"name": "look", "args": {"at": "a", "state": "forged"}, "id": "c1", "type": "tool_call"}
+    request: Any = SimpleNamespace(tool_call=call, tool=look, runtime=SimpleNamespace(state=state, store=None))
+    found = _internals.injected_arguments(request)
+    assert found["at"] == "a"
+    assert found["state"] == (state if isinstance(state, dict) else {"messages": state})

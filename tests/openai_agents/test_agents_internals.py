@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from agents import (
@@ -22,6 +22,7 @@ from agents.tool_context import ToolContext
 from agents.tracing import get_trace_provider
 from cells_agents import MODELS, make_governor
 from mcp.types import Tool
+from pydantic import AfterValidator
 
 from lgov_openai_agents import LgovTracingProcessor, _internals
 from lgov_openai_agents.patching import _ProbeServer
@@ -59,12 +60,45 @@ def test_what_a_tool_raises_is_observed_and_its_text_is_kept(own: bool) -> None:
     assert [type(error) for error in raised] == [OSError]
 
 
-def test_prepared_arguments_can_be_forgotten() -> None:
-    context = context_of(fail)
-    assert context._function_tool_arguments is None
-    context._function_tool_arguments = object()
-    _internals.forget_prepared_arguments(context)
-    assert context._function_tool_arguments is None
+validated: list[str] = []
+
+
+def note(word: str) -> str:
+    validated.append(word)
+    return word
+
+
+@function_tool(strict_mode=False)
+def shout(context: ToolContext[Any], word: Annotated[str, AfterValidator(note)], *more: int, **rest: int) -> str:
+    """Says a word loudly."""
+    return f"{word.upper()} {more} {rest}"
+
+
+def test_arguments_are_validated_once_and_handed_over() -> None:
+    validated.clear()
+    made = _internals.function_schema_of(shout)
+    assert made is not None
+    schema, prepare = made
+    text = '{"word": "hi", "more": [1], "rest": {"x": 2}}'
+    prepared = prepare(text, "shout")
+    assert (prepared.args, prepared.kwargs) == (["hi", 1], {"x": 2})
+    context = context_of(shout)
+    _internals.hand_over(context, prepared)
+    assert asyncio.run(shout.on_invoke_tool(context, text)) == "HI (1,) {'x': 2}"  # type: ignore[arg-type]
+    assert validated == ["hi"]
+    _internals.hand_over(context, None, ValueError("no such word"))
+    raised: list[BaseException] = []
+    asyncio.run(_internals.observe_errors(shout, shout.on_invoke_tool, raised.append)(context, text))  # type: ignore[arg-type]
+    assert list(map(str, raised)) == ["no such word"]
+    again = _internals.prepared_arguments(schema, prepare, text, schema.params_pydantic_model(word="hey"))
+    assert again.args == ["hey"]
+
+
+def test_only_a_function_made_a_tool_has_a_schema_of_the_sdk() -> None:
+    described: Any = Tool.model_validate({"name": "read", "inputSchema": {"type": "object"}})
+    mcp_tool = MCPUtil.to_function_tool(described, _ProbeServer([]), False)
+    assert _internals.function_schema_of(mcp_tool) is None
+    assert _internals.function_schema_of(Agent(name="a").as_tool("ask", "Asks.")) is None
 
 
 def test_the_agent_of_a_paused_run_is_known() -> None:
