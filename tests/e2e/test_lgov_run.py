@@ -134,6 +134,13 @@ def test_the_report_says_that_no_framework_was_imported(folder: Path) -> None:
     assert "no framework" in done.stderr
 
 
+def test_the_report_names_programs_that_run_the_folders_code(folder: Path) -> None:
+    rule = "{use: shell, tools: [bash], with: {code: {allow: [pytest, make]}}}"
+    (folder / "policy.yaml").write_text(f"version: 1\nrules:\n  - {rule}\n")
+    done = lgov_run(folder, "python", write(folder, "print('done')"))
+    assert "runs the folder's code, as the policy permits: pytest, make" in done.stderr
+
+
 def test_a_module_is_run_as_python_runs_it(folder: Path) -> None:
     write(folder, "import neighbour, sys\nprint(neighbour.NAME, __name__, sys.argv[1:])\n", "tool_main.py")
     write(folder, "NAME = 'next door'\n", "neighbour.py")

@@ -26,6 +26,7 @@ COUNT = 1200 if SLOW else 250
 
 PIECES: dict[str, dict[str, list[str]]] = yaml.safe_load(Path(__file__).with_name("shell_languages.yaml").read_text())
 SED, AWK, JQ, SQL = (PIECES[language] for language in ("sed", "awk", "jq", "sql"))
+SIGNS = [*'/;|>$"\\(){}[]\n #&!,@=-', "\\\n", "]/", "[^", ">>", "|&", "//", "\\("]
 Composer = Callable[[random.Random], list[str]]
 
 
@@ -40,10 +41,14 @@ def _filled(pick: random.Random, text: str, expressions: list[str]) -> str:
 
 
 def _joined(pick: random.Random, piece: Callable[[], str], between: list[str]) -> str:
+    """Some pieces with text between them; now and then with a sign more, or a letter less."""
     text = piece()
     for _ in range(pick.choice((0, 0, 1, 1, 2, 3))):
         text += pick.choice(between) + piece()
-    return text
+    at, way = pick.randrange(len(text)), pick.random()
+    if way < 0.7:
+        return text
+    return text[:at] + (pick.choice(SIGNS) + text[at:] if way < 0.9 else text[at + 1 :])
 
 
 def sed(pick: random.Random) -> list[str]:
