@@ -44,7 +44,7 @@ from lgov_core.policies.shell.syntax import (
 from lgov_core.policies.shell.table import FREE, Entry, Table, names, without_version
 from lgov_core.policies.shell.walk import Walk
 from lgov_core.policies.shell.workspace import Effect as FileEffect
-from lgov_core.policies.shell.workspace import Grants, Workspace, runs_others
+from lgov_core.policies.shell.workspace import Grants, Workspace, is_secret, runs_others
 from lgov_core.policies.sql.policy import FROM_TOOL, SQLPolicy
 from lgov_core.types import Action, Decision, Effect, Point, Severity
 
@@ -352,13 +352,15 @@ class ShellPolicy(BoundedPolicy):
             real = os.path.realpath(path)  # of a wildcard, its folder's
             if real == path:
                 continue
-            root = next(
-                (root for root in map(os.path.realpath, (self.cwd, *self.writable)) if _holds(root, real)), None
-            )
+            roots = map(os.path.realpath, (self.cwd, *self.writable))
+            root = next((root for root in roots if _holds(root, real)), None)
+            below = "" if root is None else os.path.relpath(real, root)
             if effect == "reads" and root is None and not is_harmless(real):
                 return self.deny("shell-secret", f"{path} leads outside of {self.cwd}; what is there is not shown.")
-            if effect != "reads" and (root is None or runs_others(os.path.relpath(real, root).split("/"))):
+            if effect != "reads" and (root is None or runs_others(below.split("/"))):
                 return self.deny("shell-write", f"{path} leads to {real}, where nothing may be written.")
+            if is_secret(below):
+                return self.deny("shell-secret", f"{path} leads to {real}, which holds keys or credentials.")
         return None
 
     def _address_refused(self, url: str) -> str | None:

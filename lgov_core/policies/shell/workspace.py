@@ -89,7 +89,7 @@ class Workspace:
                 raise ShellRefusal(
                     "shell-secret", f"{shown(word)} lies outside of {self.home}; what is there is not shown."
                 )
-            if self._is_ours(path) and _is_secret(self._relative(path)):
+            if self._is_ours(path) and is_secret(self._relative(path)):
                 raise _secret(word)
             if (
                 is_wild(path)
@@ -106,7 +106,7 @@ class Workspace:
             climbed = re.sub(r"^(?:\.{1,2}/+)*\.\./+", "/", piece)
             # Programs expand wildcards of their own: ``git log -- '*.env'``.
             readings = {piece, climbed, re.sub(r"^:\([a-z,]*\)|^:/", "", piece).translate(_WILDCARDS)}
-            if piece and any(map(_is_secret, readings)):
+            if piece and any(map(is_secret, readings)):
                 raise _secret(word)
 
     def argument(self, word: str) -> None:
@@ -145,7 +145,7 @@ class Workspace:
             if is_wild(path) and (self._may_govern(path) or (rooted and self._may_govern(below[-1]))):
                 raise ShellRefusal("shell-governs", f"{shown(word)} may be what decides how this program is governed.")
             self._touch("moves" if removed else "writes", path)
-            if not may_be_secret and _is_secret("/".join(below)):
+            if not may_be_secret and is_secret("/".join(below)):
                 raise _secret(word)
             if BELOW in path and not removed and not self._found_are_plain(path):
                 raise ShellRefusal(
@@ -338,7 +338,7 @@ def _is_protected(name: str) -> bool:
     return hidden and any(fnmatchcase(protected, as_glob(name)) for protected in names("files", "protected"))
 
 
-def _is_secret(word: str) -> bool:
+def is_secret(word: str) -> bool:
     """Returns whether a path names a secret by its name or place, or may do so through a wildcard."""
     if word == PIPE:  # its commands are judged by themselves
         return False
