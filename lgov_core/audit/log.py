@@ -17,13 +17,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from lgov_core._util.file_kind import file_identity, require_same_file
 from lgov_core._util.sqlite_file import BESIDE, describe, is_database, keep_quiet_across_fork
 from lgov_core.audit.entry import EntryWriter, Payload, body_text, recordable
 from lgov_core.audit.reading import AuditEntry, EntrySelection, entry_of
-from lgov_core.audit.record_file import AUDIT_RECORD, erase_texts, erasure_fields, open_record
+from lgov_core.audit.record_file import AUDIT_RECORD, Watch, erase_texts, erasure_fields, open_record
 from lgov_core.audit.redaction import Redaction
-from lgov_core.audit.signing import Heads, Signer, default_signer, heads_path
+from lgov_core.audit.signing import ForeignEntry, Heads, Seals, Signer, default_signer, heads_path
 from lgov_core.errors import AuditError, AuditKeyError
 
 _DOMAIN: Final = b"lgov-audit-v2\0"
@@ -46,34 +45,40 @@ class EntryRow(NamedTuple):
 
 
 class EntryChain:
-    """The chain of one writer, which it names with a random id. For one thread at a time."""
+    """The chain of one writer, which it names with a random id. For one thread at a time. ``seals`` seal its entries."""
 
-    def __init__(self) -> None:
+    def __init__(self, seals: Seals | None) -> None:
         self.writer = uuid.uuid4().hex
-        self._seq, self._hash = 0, bytes(32)
+        self.length, self._hash = 0, bytes(32)
+        self._seals = seals
 
     def next_id(self, prefix: str) -> str:
         """The id of the next entry."""
-        return f"{prefix}_{self.writer[:16]}_{self._seq + 1}"
+        return f"{prefix}_{self.writer[:16]}_{self.length + 1}"
 
     def next_row(
         self, entry_id: str, fields: Mapping[str, Any], arguments: Payload | None, content: Payload | None
     ) -> EntryRow:
-        """The next entry; the chain itself does not move until `append`. Raises `ValueError` as `body_text` does."""
+        """The next entry; the chain itself does not move until `append`.
+
+        Raises `ValueError` as `body_text` does, and what the signer of the seals raises.
+        """
         salt = None if arguments is None and content is None else os.urandom(_SALT)
-        seq, body = self._seq + 1, dict(fields)
+        seq, body = self.length + 1, dict(fields)
         for name, text in (("arguments", arguments), ("content", content)):
             if salt is not None and text is not None:
                 body[f"{name}_sha256"] = hashlib.sha256(salt + text.stored.encode()).hexdigest()
                 body[f"{name}_size"] = text.size
         text = body_text({**body, "entry_id": entry_id, "writer": self.writer, "seq": seq})
+        if self._seals is not None:
+            text = self._seals.sealed(self._hash, text, first=seq == 1)
         stored = (arguments and arguments.stored, content and content.stored)
         row_hash = hashlib.sha256(_DOMAIN + self._hash + text.encode()).digest()
         return EntryRow(self.writer, seq, fields.get("rollout_id"), text, self._hash, row_hash, salt, *stored)
 
     def append(self, row: EntryRow) -> None:
         """Moves the end of the chain to a row that has been committed."""
-        self._seq, self._hash = row.seq, row.hash
+        self.length, self._hash = row.seq, row.hash
 
 
 _INSERT: Final = (
@@ -154,20 +159,30 @@ class AuditLog(EntryWriter):
         self._heads = None if signer is None else Heads(signer, anchor, every=sign_every)
         #: Why the last signature could not be made, or None.
         self.signing_error: AuditError | None = None
+        #: Why nothing may be written any more.
+        self._refusal: AuditError | None = None
         self._at_exit: Callable[[], None] | None = None
         self._connection: sqlite3.Connection | None = open_record(self.path, busy_timeout_s=busy_timeout_s)
-        self._identity = file_identity(self.path)
+        self._seals = None if signer is None else self._seals_of(signer, self._connection)
+        self._watch = Watch(self.path, self._connection, self._seals)
         self._begin_chain()
         if self._heads is not None:
-            self._sign(opening=True)
-            # What is unsigned when the interpreter ends without `close` is signed then; that keeps no log alive.
-            close = weakref.WeakMethod(self.close)
-            self._at_exit = atexit.register(lambda: None if (alive := close()) is None else alive())
+            self._begin_signing()
         keep_quiet_across_fork(self)
+
+    def _begin_signing(self) -> None:
+        try:
+            if self._seals is not None:
+                self._sign(opening=True)
+        except AuditError as error:  # what others wrote may still be read
+            self._refusal = error
+        # What is unsigned when the interpreter ends without `close` is signed then; that keeps no log alive.
+        close = weakref.WeakMethod(self.close)
+        self._at_exit = atexit.register(lambda: None if (alive := close()) is None else alive())
 
     def _begin_chain(self) -> None:
         self._lock = threading.Lock()
-        self._chain = EntryChain()
+        self._chain = EntryChain(self._seals)
         self._unsigned = 0
         self._signed_at = time.monotonic()
 
@@ -183,19 +198,26 @@ class AuditLog(EntryWriter):
                 hint="look for a slow disk, or raise the busy timeout",
             )
         try:
+            self._require_own()
+            if self._heads is None and not self._chain.length:
+                self._require_unsigned()
             entry_id = self._chain.next_id(prefix)
             stamp = {"format": 2, "time_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
             with recordable(str(fields.get("name") or fields["kind"])):
                 present = {name: value for name, value in fields.items() if value is not None}
                 row = self._chain.next_row(entry_id, self._versions() | present | stamp, arguments, content)
-            self._write(row)
+            connection, position = self._write(row)
             self._chain.append(row)
             self._unsigned += 1
+            self._watch.wrote(connection, position, row.hash)
             if self._heads is not None and (
                 self._unsigned >= self._heads.every or not time.monotonic() - self._signed_at < self.sign_after_s
             ):
                 self._sign()
             return entry_id
+        except ForeignEntry as error:
+            self._refusal = error
+            raise
         except AuditError:
             raise
         except Exception as error:
@@ -207,27 +229,57 @@ class AuditLog(EntryWriter):
         digest = self.policy_digest if isinstance(self.policy_digest, str) else self.policy_digest() or ""
         return {"policy_digest": digest, "code_version": self.code_version}
 
-    def _write(self, row: EntryRow) -> None:
-        """Writes one entry in a transaction of its own, which is rolled back when anything fails."""
+    def _write(self, row: EntryRow) -> tuple[sqlite3.Connection, int]:
+        """Writes one entry in a transaction of its own, which is rolled back when anything fails; its position."""
         connection = self._open()
         try:
-            if connection.execute(_INSERT, row).rowcount != 1:  # a foreign trigger can drop a row silently
+            cursor = connection.execute(_INSERT, row)
+            if cursor.rowcount != 1:  # a foreign trigger can drop a row silently
                 raise AuditError(
                     f"audit record {self.path}: the database did not keep the entry",
                     hint="its triggers were changed; keep a copy, and start a new record",
                 )
         except BaseException:  # unknown whether the entry was written: a new chain
-            self._connection, self._chain = None, EntryChain()
+            self._connection, self._chain = None, EntryChain(self._seals)
             connection.close()
             raise
+        return connection, cursor.lastrowid or 0
 
-    def _sign(self, *, opening: bool = False) -> None:
-        """Signs everything since the last head. The entries are committed already: a failure is kept for `close`."""
+    def _require_own(self) -> None:
+        if self._refusal is not None:
+            raise type(self._refusal)(self._refusal.message, hint=self._refusal.hint)
+
+    def _require_unsigned(self) -> None:
+        """Raises `AuditKeyError` for a record that is signed: this writer's entries would be foreign in it."""
+        head = self._open().execute("SELECT body FROM heads ORDER BY number DESC LIMIT 1").fetchone()
+        if head is not None:
+            raise AuditKeyError(
+                f"audit record {self.path} is signed with the key {json.loads(head[0])['key']}, and this writer has no key",
+                hint="name the secret key (--key, the setting audit_key), or begin a new record",
+            )
+
+    def _seals_of(self, signer: Signer, connection: sqlite3.Connection) -> Seals | None:
+        try:
+            return Seals(signer, connection.execute("SELECT id FROM record").fetchone()[0])
+        except Exception as error:  # noqa: BLE001 - raised by the first entry
+            self._refusal = AuditKeyError(
+                f"audit record {self.path}: the key cannot sign: {error}", hint="nothing is written without it"
+            )
+            return None
+
+    def _sign(self, *, opening: bool = False, closing: bool = False) -> None:
+        """Signs everything since the last head. The entries are committed already: a failure is kept for `close`.
+
+        Raises `ForeignEntry` where the record holds what must not be signed, `AuditKeyError` for that of another key.
+        """
         assert self._heads is not None
         self._unsigned, self._signed_at = 0, time.monotonic()
         try:
-            self._heads.write(self._open(), self._versions(), opening=opening)
+            facts = self._versions() | ({"ended": self._chain.writer} if closing and self._chain.length else {})
+            self._heads.write(self._open(), facts, self._watch.covered, opening=opening)
             self.signing_error = None
+        except (ForeignEntry, AuditKeyError):
+            raise
         except Exception as error:  # noqa: BLE001 - shown in signing_error, by close and by every verification
             self.signing_error = AuditError(
                 f"the last entries of audit record {self.path} are not signed, or not at the second place: {error}",
@@ -293,9 +345,10 @@ class AuditLog(EntryWriter):
     def _open(self) -> sqlite3.Connection:
         if self._closed:
             raise AuditError(f"audit record {self.path} is closed", hint="open it again to go on")
-        require_same_file(AUDIT_RECORD, self.path, self._identity)
+        self._watch.require_same_file()
         if self._connection is None:
-            self._connection = open_record(self.path, busy_timeout_s=self._busy_timeout_s, expected=self._identity)
+            expected = self._watch.identity
+            self._connection = open_record(self.path, busy_timeout_s=self._busy_timeout_s, expected=expected)
         return self._connection
 
     # ------------------------------------------------------------------ reading
@@ -335,8 +388,12 @@ class AuditLog(EntryWriter):
         with self._lock:
             if self._closed:
                 return
-            if self._heads is not None and (self._unsigned or self.signing_error is not None):
-                self._sign()
+            if self._heads is not None and (self._chain.length or self.signing_error is not None):
+                try:
+                    self._require_own()
+                    self._sign(closing=True)
+                except AuditError as error:
+                    self.signing_error = error
             self._closed = True
             self._disconnect()
         if self._at_exit is not None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import hmac
 import json
 import os
 import re
 import sqlite3
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from lgov_core._util.files import open_to_others
 from lgov_core.audit.entry import canonical
@@ -109,6 +110,16 @@ def _ed25519() -> Any:
 
 
 _DOMAIN: Final = b"lgov-audit-head-v2\0"
+_WRITER_DOMAIN: Final = b"lgov-audit-writer-v1\0"
+_SEAL_DOMAIN: Final = b"lgov-audit-seal-v1\0"
+#: How the body of a sealed entry begins: no other field sorts before it.
+_SEAL: Final = '{"_seal":"'
+
+
+LOOKED_AT: Final = "position, hash, prev_hash, body"
+LookedAt: TypeAlias = tuple[int, bytes, bytes, object]
+#: Checks the rows behind the last position that a head covers.
+Covered: TypeAlias = Callable[[int, Sequence[LookedAt]], None]
 
 
 class Signer(Protocol):
@@ -122,6 +133,41 @@ class Signer(Protocol):
     def sign(self, message: bytes) -> bytes:
         """The signature of ``message``, 64 bytes."""
         ...
+
+
+class ForeignEntry(AuditError):
+    """The record holds something else than the writers with its key wrote: nothing may be written to it any more."""
+
+
+class Seals:
+    """Seals the entries of one signed record, and recognises those that others with the same key sealed.
+
+    A seal is a MAC of an entry and what it follows, under a secret that only the holders of the key can make: their signature
+    of the record's id, which is always the same (RFC 8032). That of a writer's first entry is followed by the public key and
+    a signature, so that `lgov_core.audit.verify` knows the writer too. Raises what the signer raises.
+    """
+
+    def __init__(self, signer: Signer, record_id: str) -> None:
+        self._signer, self._record = signer, record_id.encode()
+        self._secret = hashlib.sha256(signer.sign(_SEAL_DOMAIN + self._record)).digest()
+
+    def sealed(self, prev_hash: bytes, body: str, *, first: bool) -> str:
+        """``body``, a JSON object, with its seal as the first field; ``first`` for a writer's first entry."""
+        seal = self._mac(prev_hash, body)
+        if first:
+            message = _WRITER_DOMAIN + self._record + hashlib.sha256(body.encode()).digest()
+            seal += self._signer.public.hex() + self._signer.sign(message).hex()
+        return f'{_SEAL}{seal}",{body[1:]}'
+
+    def is_right(self, prev_hash: bytes, body: object) -> bool:
+        """Returns whether a holder of the key sealed an entry."""
+        if not isinstance(body, str) or not body.startswith(_SEAL):
+            return False
+        seal, _, rest = body.removeprefix(_SEAL).partition('",')
+        return hmac.compare_digest(seal[:64], self._mac(prev_hash, f"{{{rest}"))
+
+    def _mac(self, prev_hash: bytes, body: str) -> str:
+        return hashlib.blake2b(prev_hash + body.encode(), key=self._secret, digest_size=32).hexdigest()
 
 
 class Heads:
@@ -138,11 +184,15 @@ class Heads:
         self._anchor = Path(anchor)
         self._owed: list[str] = []
 
-    def write(self, connection: sqlite3.Connection, versions: Mapping[str, str], *, opening: bool = False) -> None:
-        """Writes a head over what no head covers yet; does nothing when there is nothing. ``versions`` go into its body.
+    def write(
+        self, connection: sqlite3.Connection, facts: Mapping[str, str], covered: Covered, *, opening: bool = False
+    ) -> None:
+        """Writes a head over what no head covers yet; does nothing when there is nothing. ``facts`` go into its body.
 
+        ``covered`` gets the rows first, and raises `ForeignEntry` for one that must not be signed.
         With ``opening`` it writes one only when there is none: the first head of a record may cover nothing, and says
-        with which key the record was begun, so that a signed record cannot pass for one that never was.
+        with which key the record was begun, so that a signed record cannot pass for one that never was. Entries before it,
+        and those that heads without ``seals`` cover, have none.
 
         Raises `AuditError`, `sqlite3.Error`, or what the signer raises; then no head was written, or it is in the
         record and not in the anchor yet: the next call writes it there.
@@ -151,7 +201,7 @@ class Heads:
         connection.execute("PRAGMA synchronous=FULL")
         try:
             connection.execute("BEGIN IMMEDIATE")
-            if (head := self._next(connection, versions, opening)) is not None:
+            if (head := self._next(connection, facts, covered, opening=opening)) is not None:
                 connection.execute("INSERT INTO heads (number, body, signature) VALUES (?, ?, ?)", head)
             connection.execute("COMMIT")
         finally:
@@ -165,27 +215,34 @@ class Heads:
             del self._owed[0]
 
     def _next(
-        self, connection: sqlite3.Connection, versions: Mapping[str, str], opening: bool
+        self, connection: sqlite3.Connection, facts: Mapping[str, str], covered: Covered, *, opening: bool
     ) -> tuple[int, str, bytes] | None:
         before = connection.execute("SELECT number, body, signature FROM heads ORDER BY number DESC LIMIT 1").fetchone()
-        number, covered, previous = 1, 0, "0" * 64
+        number, last, previous, is_sealed = 1, 0, "0" * 64, False
         if before is not None:
-            if opening:
-                return None
-            number, covered = before[0] + 1, json.loads(before[1])["last"]
+            head = json.loads(before[1])
+            if head["key"] != self.signer.public.hex():
+                raise AuditKeyError(
+                    f"the record is signed with the key {head['key']}, and each record with one key only",
+                    hint="name that secret key (--key, the setting audit_key), or begin a new record",
+                )
+            number, last, is_sealed = before[0] + 1, head["last"], "seals" in head
             previous = hashlib.sha256(before[1].encode() + before[2]).hexdigest()
         rows = connection.execute(
-            "SELECT position, hash FROM entries WHERE position > ? ORDER BY position", (covered,)
+            f"SELECT {LOOKED_AT} FROM entries WHERE position > ? ORDER BY position", (last,)
         ).fetchall()
-        if not rows and not opening:
+        if is_sealed:
+            covered(last, rows)
+        if (is_sealed and opening) or not (rows or opening):
             return None
         fields = {
-            **versions,
+            **facts,
             "format": 2,
+            "seals": 1,
             "record": connection.execute("SELECT id FROM record").fetchone()[0],
             "number": number,
-            "first": covered + 1,
-            "last": rows[-1][0] if rows else covered,
+            "first": last + 1,
+            "last": rows[-1][0] if rows else last,
             "entries_sha256": hashlib.sha256(b"".join(row[1] for row in rows)).hexdigest(),
             "previous_sha256": previous,
             "time_ns": time.time_ns(),

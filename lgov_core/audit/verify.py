@@ -14,12 +14,17 @@ The format, version 2. The table ``entries`` holds
 - ``arguments`` and ``content`` are texts that belong to the entry; the body carries ``arguments_sha256 =
   SHA-256(salt || arguments)`` in hex, and the same for the content. Salt and texts may be erased together; the chain
   stays whole without them, and without the salt the hash does not tell what the text was.
+- ``_seal``, the first field of a body behind the first head with ``seals``, is hex: a MAC (32 bytes) of what it follows
+  and of the body without it, which only the holders of the key can make and check. A head is signed over entries with a
+  right one only. That of a writer's first entry goes on with the public key (32 bytes) and its signature, Ed25519 over
+  ``b"lgov-audit-writer-v1\0"``, the record's id and the SHA-256 of the body without ``_seal``.
 
 The table ``heads`` holds ``(number, body, signature)``. The body of a head is canonical JSON: the ``record``'s id, its
 ``number`` (from 1), the positions ``first`` to ``last`` that it covers (from behind the head before it; none when the
 first head was written before the first entry, then ``last`` is 0),
 ``entries_sha256`` (SHA-256 over the hashes of these entries, in order), ``previous_sha256`` (SHA-256 over body and
-signature of the head before it), and ``key``, the public key. ``signature`` is Ed25519 (RFC 8032) over
+signature of the head before it), ``key``, the public key, and in a writer's last head ``ended``, the writer, who writes
+nothing more. ``signature`` is Ed25519 (RFC 8032) over
 ``b"lgov-audit-head-v2\0" || body``. The same heads are kept outside of the record, one JSON object a line.
 
 An entry of kind ``erasure`` names what it erases: ``erased`` maps the id of an earlier entry to its hash (hex); older
@@ -51,6 +56,8 @@ _DOMAIN: Final = b"lgov-audit-v2\0"
 _HEAD_DOMAIN: Final = b"lgov-audit-head-v2\0"
 _ERASURE_DOMAIN: Final = b"lgov-audit-erasure-v1\0"
 _APPLICATION_ID: Final = int.from_bytes(b"lgvA")
+_WRITER_DOMAIN: Final = b"lgov-audit-writer-v1\0"
+_SEAL: Final = '{"_seal":"'
 _FORMAT: Final = 2
 _FIRST: Final = bytes(32)
 _PUBLIC: Final = "lgov-ed25519-public:"
@@ -206,7 +213,13 @@ class _Check:
     ids: set[str] = field(default_factory=set[str])
     erased: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
     announced: set[str] = field(default_factory=set[str])
-    erasers: list[tuple[int, str, bytes]] = field(default_factory=list[tuple[int, str, bytes]])
+    #: Position, id and key of what was signed with a key that has to be the record's, and what it is.
+    signed: list[tuple[int, str, bytes, str]] = field(default_factory=list[tuple[int, str, bytes, str]])
+    sealed_after: int | None = None
+    ending: dict[int, str] = field(default_factory=dict[int, str])
+    ended: set[str] = field(default_factory=set[str])
+    #: The first entry that no writer with the key wrote.
+    foreign: _Broken | None = None
     keys: set[bytes] = field(default_factory=set[bytes])
     signed_from: int | None = None
     lines: list[str] = field(default_factory=list[str])
@@ -218,6 +231,7 @@ class _Check:
         try:
             self.file()
             self.all_entries()
+            self.after_entries()
             self.after_heads()
             self.schema()
         except _Broken as broken:
@@ -283,24 +297,28 @@ class _Check:
             running.update(row[6])
             self.digest.update(row[6] if self.digest_of is None or good <= self.digest_of else b"")
             self.found = replace(self.found, entries=good, erased=len(self.erased))
-            if good == last:
+            while good == last:
                 if running.hexdigest() != digest:
                     first = self.found.signed + 1
                     raise _Broken(f"head {number} covers other entries than those from {first} to {last}", first)
                 self.found = replace(self.found, heads=number, signed=last)
+                self.ended.add(self.ending[number])
                 running = hashlib.sha256()
                 number, last, digest = next(heads, (number, -1, ""))
         if last > 0:
             raise _Broken(f"head {number} covers entries up to {last}, but the record ends at {good}", good + 1)
         self.found = replace(self.found, unsigned=good - self.found.signed, sha256=self.digest.hexdigest())
-        for position, entry_id, key in self.erasers:
+
+    def after_entries(self) -> None:
+        """Looks at what only the whole record can say of an entry."""
+        for position, entry_id, key, what in self.signed:
             if key not in self.keys:
-                raise _Broken(
-                    f"it erases texts, and is signed with the key {key.hex()}, not the record's", position, entry_id
-                )
+                raise _Broken(f"{what}, and is signed with the key {key.hex()}, not the record's", position, entry_id)
         for entry_id, (position, _) in self.erased.items():
             if entry_id not in self.announced:
                 raise _Broken("its texts are gone, and no erasure says so", position, entry_id)
+        if self.foreign is not None:
+            raise self.foreign
 
     def entry(self, row: tuple[Any, ...]) -> None:
         position, writer, seq, rollout_id, body, prev_hash, stored_hash, salt, arguments, content = row
@@ -330,7 +348,28 @@ class _Check:
         if salt is None and ("arguments_sha256" in fields or "content_sha256" in fields):
             self.erased[entry_id] = (position, stored_hash.hex())
         self.about_entries(fields, position, entry_id)
+        if self.foreign is None and self.sealed_after is not None and position > self.sealed_after:
+            self.sealed(body, position, seq, writer, entry_id)
         self.chains[writer] = (seq, stored_hash)
+
+    def sealed(self, body: str, position: int, seq: int, writer: str, entry_id: str) -> None:
+        """Looks whether the entry's writer is one that the record's key began, and has not ended."""
+        seal, _, rest = body.removeprefix(_SEAL).partition('",')
+        seal = seal if body.startswith(_SEAL) and len(seal) in (64, 256) else ""
+        if seq == 1 and seal:
+            key, signature = _hex(seal[64:128], 32), _hex(seal[128:], 64)
+            message = f"{self.found.record}".encode() + hashlib.sha256(f"{{{rest}".encode()).digest()
+            if (
+                key is None
+                or signature is None
+                or not Ed25519PublicKey(key).verify(_WRITER_DOMAIN + message, signature)
+            ):
+                seal = ""
+            else:
+                self.signed.append((position, entry_id, key, "it begins a writer"))
+        if not seal or writer in self.ended:
+            why = "its seal is missing or wrong" if not seal else "its writer had ended before"
+            self.foreign = _Broken(f"no writer with the record's key wrote it: {why}", position, entry_id)
 
     def about_entries(self, fields: dict[str, Any], position: int, entry_id: str) -> None:
         """Notes what an entry says of other entries, or of other records."""
@@ -357,7 +396,7 @@ class _Check:
             key, signature = _hex(fields.get("key"), 32), _hex(fields.get("signature"), 64)
             if key is None or signature is None or not Ed25519PublicKey(key).verify(message, signature):
                 raise _Broken("it erases texts, and what it erases is not signed", position, entry_id)
-            self.erasers.append((position, entry_id, key))
+            self.signed.append((position, entry_id, key, "it erases texts"))
         elif isinstance(erased, list):
             ids = [erased_id for erased_id in cast("list[object]", erased) if isinstance(erased_id, str)]
             named = {erased_id: self.erased[erased_id][1] for erased_id in ids if erased_id in self.erased}
@@ -393,9 +432,10 @@ class _Check:
             check = verified.setdefault(public, Ed25519PublicKey(public).verify)
             if not check(_HEAD_DOMAIN + body.encode(), signature):
                 raise _Broken(f"the signature of head {number} is wrong")
-            last = fields.get("last")
-            if not isinstance(last, int) or last < covered + (number > 1):
+            last, self.ending[number] = fields.get("last"), str(fields.get("ended"))
+            if not isinstance(last, int) or last < covered + (number > 1 and "ended" not in fields):
                 raise _Broken(f"head {number} covers nothing")
+            self.sealed_after = last if self.sealed_after is None and "seals" in fields else self.sealed_after
             if self.kept.get(number, (body, signature.hex())) != (body, signature.hex()):
                 raise _Broken(f"head {number} is not the one that was kept outside of the record")
             self.lines.append(json.dumps({"number": number, "body": body, "signature": signature.hex()}))

@@ -133,10 +133,14 @@ def _serving(settings: Settings, engine: Engine, keys: KeyRing | None) -> Genera
             recorded,
             keys=keys,
             gate=gate,
-            limits=Limits(max_running=settings.max_running, max_waiting=settings.max_waiting, drain_s=settings.drain_s),
+            limits=Limits(
+                max_running=settings.max_running,
+                max_waiting=settings.max_waiting,
+                drain_s=settings.drain_s,
+                allowed_hosts=settings.allowed_hosts,
+            ),
             host=settings.host,
             port=settings.port,
-            allowed_hosts=settings.allowed_hosts,
         )
         window = None
         if settings.store is not None:

@@ -47,7 +47,8 @@ class Limits:
     ``max_connections`` are open, ``max_running`` calls are answered and ``max_waiting`` more wait, at most ``wait_s`` seconds;
     what exceeds that is refused with a time to retry. A client has ``header_s`` seconds to send its headers, ``body_s`` its
     body, ``write_s`` to take each piece of the answer, and ``idle_s`` between requests. Requests that run when the server is
-    stopped have ``drain_s`` whole seconds to end.
+    stopped have ``drain_s`` whole seconds to end. ``allowed_hosts`` are further names of the server, such as that of a proxy in
+    front (`lgov_core.gateway.door.Door`).
     """
 
     max_body: int = 8 * 1024 * 1024
@@ -64,10 +65,13 @@ class Limits:
     write_s: float = 60.0
     idle_s: float = 75.0
     drain_s: int = 10
+    allowed_hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            if isinstance(value, tuple):
+                continue
             if value < 0 or (value == 0 and field.name not in ("drain_s", "max_waiting")):
                 raise EndpointError(f"the limit {field.name} is {value}", status=500, hint="give a positive number")
 

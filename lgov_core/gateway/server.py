@@ -167,9 +167,8 @@ class EndpointServer:
 
     Takes an application, or engines with the store and keys to make one of (`lgov_core.gateway.app.create_app`). An
     application that requires no keys is served on a loopback address only. ``gate`` and ``limits`` are those of
-    `create_app`. Every request passes `Door`, for which ``allowed_hosts`` are further names of the server, such as that of
-    a proxy in front. ``port`` 0 takes any free port: the attribute ``port`` is the one it got. ``app`` is the application
-    that is served. Raises `EndpointError`.
+    `create_app`. Every request passes `Door`. ``port`` 0 takes any free port: the attribute ``port`` is the one it got.
+    ``app`` is the application that is served. Raises `EndpointError`.
 
     `start`, `stop` and `serve_forever` are for one thread; the properties may be read from any.
     """
@@ -184,7 +183,6 @@ class EndpointServer:
         limits: Limits | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
-        allowed_hosts: Sequence[str] = (),
     ) -> None:
         if isinstance(app_or_engines, Sequence):
             from lgov_core.gateway.access import KeyRing
@@ -199,7 +197,7 @@ class EndpointServer:
         ring = getattr(state, "keys", None)
         require_keys(host, ring)
         has_keys = ring is not None and ring.required
-        self._door = Door(self.app, host=host, has_keys=has_keys, allowed_hosts=allowed_hosts)
+        self._door = Door(self.app, host=host, has_keys=has_keys, allowed_hosts=self._limits.allowed_hosts)
         self._host = host
         self.port = port
         self._server: uvicorn.Server | None = None

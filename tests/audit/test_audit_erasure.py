@@ -67,8 +67,8 @@ def test_an_erasure_without_the_key_is_named(path: Path, key: SigningKey, as_lis
         report = verify(path, key=given)
         assert (report.ok, report.first_bad, report.first_bad_id) == (False, 5, forged), report
         assert "not signed" in (report.problem or "")
-    with AuditLog(path, signer=key) as log:
-        log.commit(action(9), DENY)  # an honest head now covers the forged entry
+    with AuditLog(path, signer=key) as log, pytest.raises(AuditError, match="entry 5, which no writer"):
+        log.commit(action(9), DENY)  # no honest head covers the forged entry
     report = verify(path, key=key.public, require_signed=True)
     assert (report.ok, report.first_bad_id) == (False, forged), report
 

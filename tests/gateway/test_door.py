@@ -15,6 +15,7 @@ import lgov_core
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app
+from lgov_core.gateway.limits import Limits
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.upstream import UpstreamEngine
 from lgov_core.server.coordinator import KeyInPath
@@ -210,7 +211,7 @@ def test_a_header_that_is_given_twice_is_refused(urls: dict[str, str], name: str
 def test_a_name_in_allowed_hosts_may_be_that_of_a_proxy_with_tls() -> None:
     with (
         ScriptedModelServer(lambda _: "Hello.") as model,
-        EndpointServer([UpstreamEngine(model.base_url)], allowed_hosts=("lgov.example.com",)) as server,
+        EndpointServer([UpstreamEngine(model.base_url)], limits=Limits(allowed_hosts=("lgov.example.com",))) as server,
     ):
         url = f"{server.url}/v1/models"
         for origin in ("https://lgov.example.com", "http://lgov.example.com"):
