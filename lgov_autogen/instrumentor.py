@@ -5,20 +5,11 @@
 ``run_json_stream`` of tools, ``execute_code_blocks`` of code executors, and the runs of agents and teams. What is not
 governed is declared here: this governs cooperating programs and is not a sandbox.
 
-`lgov_autogen.patching` does it; this module imports no framework. It also has the governor of the components that a program
-puts into its agents itself.
+`lgov_autogen.patching` does it; this module imports no framework.
 """
 
 from __future__ import annotations
 
-import contextvars
-from collections.abc import Generator
-from contextlib import contextmanager
-from operator import attrgetter
-from typing import Any
-
-from lgov_core.errors import InstrumentationError
-from lgov_core.instrumentation import Governor
 from lgov_core.instrumentation.framework import SHAPES, Conflict, Gap, Instrumentor, whole_surface
 
 INSTRUMENTOR = Instrumentor(
@@ -82,44 +73,3 @@ uninstrument = INSTRUMENTOR.uninstrument
 """Undoes `instrument`."""
 
 lgov_framework = INSTRUMENTOR.lgov_framework
-
-
-# ---------------------------------------------------------------------- the governor of a component
-
-_LOADING: contextvars.ContextVar[Governor | None] = contextvars.ContextVar("lgov_autogen_loading", default=None)
-
-
-@contextmanager
-def governing(governor: Governor) -> Generator[Governor]:
-    """Gives ``governor`` to the governed components that are loaded (``load_component``) inside the block.
-
-    A governor cannot be written into a component's configuration.
-    """
-    token = _LOADING.set(governor)
-    try:
-        yield governor
-    finally:
-        _LOADING.reset(token)
-
-
-class GovernedComponent:
-    """A component with a governor: the one it was made with, that of `governing`, or that of the instrumented process."""
-
-    def _use_governor(self, governor: Governor | None) -> None:
-        self._own_governor = governor if governor is not None else _LOADING.get()
-
-    @property
-    def governor(self) -> Governor:
-        """The governor that is asked. Raises `InstrumentationError` without one."""
-        governor = self._own_governor if self._own_governor is not None else INSTRUMENTOR.governor
-        if governor is None:
-            raise InstrumentationError(
-                f"{type(self).__name__} has no governor, so it does nothing",
-                hint="give it one, load it inside `with governing(governor):`, or instrument the process",
-            )
-        return governor
-
-
-def behind(path: str) -> Any:
-    """An attribute of a governed component that is that of the component behind it, at ``path``."""
-    return property(attrgetter(path))

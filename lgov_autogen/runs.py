@@ -1,4 +1,4 @@
-"""Which agent the running code works for, and the span of its run.
+"""Which agent the running code works for, the span of its run, and the governor of a component.
 
 A run is a context variable, which the tasks and threads of its tools inherit.
 """
@@ -9,11 +9,12 @@ import contextvars
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from lgov_autogen.instrumentor import INSTRUMENTOR
 from lgov_autogen.messages import FRAMEWORK
-from lgov_core.errors import PolicyDenied
+from lgov_core.errors import InstrumentationError, PolicyDenied
 from lgov_core.instrumentation import Governor, semconv
 from lgov_core.instrumentation.live_span import CoveredCall, LiveSpan, covered_call
 from lgov_core.scope import inherited
@@ -158,3 +159,44 @@ async def _events_in(run: Run, span: LiveSpan, events: AsyncGenerator[Any]) -> A
                 await events.aclose()
         finally:
             span.end(None if isinstance(problem, GeneratorExit) else problem)
+
+
+# ---------------------------------------------------------------------- the governor of a component
+
+_LOADING: contextvars.ContextVar[Governor | None] = contextvars.ContextVar("lgov_autogen_loading", default=None)
+
+
+@contextmanager
+def governing(governor: Governor) -> Generator[Governor]:
+    """Gives ``governor`` to the governed components that are loaded (``load_component``) inside the block.
+
+    A governor cannot be written into a component's configuration.
+    """
+    token = _LOADING.set(governor)
+    try:
+        yield governor
+    finally:
+        _LOADING.reset(token)
+
+
+class GovernedComponent:
+    """A component with a governor: the one it was made with, that of `governing`, or that of the instrumented process."""
+
+    def _use_governor(self, governor: Governor | None) -> None:
+        self._own_governor = governor if governor is not None else _LOADING.get()
+
+    @property
+    def governor(self) -> Governor:
+        """The governor that is asked. Raises `InstrumentationError` without one."""
+        governor = self._own_governor if self._own_governor is not None else INSTRUMENTOR.governor
+        if governor is None:
+            raise InstrumentationError(
+                f"{type(self).__name__} has no governor, so it does nothing",
+                hint="give it one, load it inside `with governing(governor):`, or instrument the process",
+            )
+        return governor
+
+
+def behind(path: str) -> Any:
+    """An attribute of a governed component that is that of the component behind it, at ``path``."""
+    return property(attrgetter(path))

@@ -36,9 +36,9 @@ from lgov_autogen._internals import (
     validate_with,
     validating_model,
 )
-from lgov_autogen.instrumentor import INSTRUMENTOR, GovernedComponent, behind
+from lgov_autogen.instrumentor import INSTRUMENTOR
 from lgov_autogen.messages import FRAMEWORK, RAW_ARGUMENTS
-from lgov_autogen.runs import current_run, end_at_next_step
+from lgov_autogen.runs import GovernedComponent, behind, current_run, end_at_next_step
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor, arun_flow
 from lgov_core.instrumentation.live_span import covered_call, note_error

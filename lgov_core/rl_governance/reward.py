@@ -17,7 +17,7 @@ from lgov_core.hookspecs import hookimpl
 from lgov_core.rl_governance.adapt import JudgedRollout, adapt_rollout, priced_violation
 from lgov_core.rl_governance.reports import violation_of
 from lgov_core.types import SEVERITY_PENALTIES, Outcome, Reward, ToolOutcome
-from lgov_core.types.actions import known_severity, severity_of
+from lgov_core.types.records import known_severity, severity_of
 
 _PENALTIES: Final = tuple(f"{severity}_penalty" for severity in SEVERITY_PENALTIES)
 

@@ -7,7 +7,6 @@ Unix seconds as ``float``; durations are seconds unless the name says otherwise.
 from lgov_core.types.actions import (
     ALLOW,
     BLOCKING,
-    SEVERITY_PENALTIES,
     Action,
     Decision,
     Effect,
@@ -16,8 +15,6 @@ from lgov_core.types.actions import (
     ModelCallFailed,
     Outcome,
     Point,
-    PolicyViolation,
-    PolicyViolationType,
     Reward,
     Severity,
     Source,
@@ -28,10 +25,13 @@ from lgov_core.types.actions import (
 from lgov_core.types.extensions import Adapter, Conflict, Gap, ObservingPolicy, Policy, PolicyFactory, Surface
 from lgov_core.types.records import (
     SCHEMA_VERSION,
+    SEVERITY_PENALTIES,
     TRAIN_MODE,
     Attempt,
     CapturedCall,
     CreditRules,
+    PolicyViolation,
+    PolicyViolationType,
     Rollout,
     Span,
     SpanEvent,

@@ -1,0 +1,160 @@
+"""Mutants of a source file: each is the file with one small change, made by the operators of mutmut 3.
+
+mutmut's own runner leaves out decorated functions, class bodies and the level of the module, and so ``Decision.blocks`` and
+every default of a field. Here the whole file is mutated. Left out is, by principle, what decides nothing: texts for people
+(with a space in them, or formatted), the message of what is raised, ``__repr__``, docstrings, annotations, decorators,
+imports and assertions. A string is changed once, and an argument becomes None but is not also left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import unified_diff
+
+import libcst
+from libcst import matchers
+from mutmut.mutation.mutators import mutation_operators
+
+#: Calls and subscripts whose value only a type checker reads.
+_TYPES = ("TypeVar", "ParamSpec", "Literal", "Callable", "Annotated", "Mapping", "cast")
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One change of a file: ``removed`` and ``added`` are the changed lines without indentation, in ``scope``.
+
+    They, and ``number`` among those that read the same, say which one it is. ``digest`` is that of the statement at the level
+    of the module around it: where that has changed, it is another mutant.
+    """
+
+    file: str
+    scope: str
+    removed: str
+    added: str
+    number: int
+    digest: str
+    _index: int
+    _node: libcst.CSTNode
+    _changed: libcst.CSTNode
+
+    @property
+    def key(self) -> str:
+        """The text under which its result is kept."""
+        return "\n".join((self.file, self.scope, self.removed, self.added, str(self.number), self.digest))
+
+    def source(self, module: libcst.Module) -> str:
+        """The text of the mutated file. ``module`` is the one that it was made from."""
+        statement = module.body[self._index]
+        new = self._changed if self._node is statement else statement.deep_replace(self._node, self._changed)
+        body = [*module.body[: self._index], new, *module.body[self._index + 1 :]]
+        return module.with_changes(body=body).code
+
+
+def mutants_of(file: str, source: str) -> tuple[libcst.Module, list[Mutant]]:
+    """The mutants of the file named ``file``."""
+    module = libcst.parse_module(source)
+    mutants: list[Mutant] = []
+    numbers: Counter[tuple[str, str, str]] = Counter()
+    for index, statement in enumerate(module.body):
+        digest = hashlib.sha256(module.code_for_node(statement).strip().encode()).hexdigest()[:16]
+        for scope, around, node, changed in _changes(statement):
+            before = module.code_for_node(around)
+            after = module.code_for_node(changed if node is around else around.deep_replace(node, changed))
+            removed, added = _changed_lines(before, after)
+            if removed != added and _can_be_read(after):
+                numbers[scope, removed, added] += 1
+                number = numbers[scope, removed, added]
+                mutants.append(Mutant(file, scope, removed, added, number, digest, index, node, changed))
+    return module, mutants
+
+
+def _can_be_read(code: str) -> bool:
+    try:
+        ast.parse(textwrap.dedent(code))
+    except SyntaxError:
+        return False
+    return True
+
+
+def _changed_lines(before: str, after: str) -> tuple[str, str]:
+    lines = list(unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""))[2:]
+    removed = " ".join(line[1:].strip() for line in lines if line.startswith("-"))
+    added = " ".join(line[1:].strip() for line in lines if line.startswith("+"))
+    return removed, added
+
+
+_Change = tuple[str, libcst.CSTNode, libcst.CSTNode, libcst.CSTNode]
+
+
+def _changes(statement: libcst.CSTNode) -> Iterator[_Change]:
+    """Every change in ``statement``: its scope, the innermost statement around it, the node, and what that becomes."""
+    pending: list[tuple[str, libcst.CSTNode, libcst.CSTNode]] = [("", statement, statement)]
+    while pending:
+        scope, around, node = pending.pop()
+        if _is_left_out(node):
+            continue
+        if isinstance(node, libcst.FunctionDef | libcst.ClassDef):
+            scope = f"{scope}.{node.name.value}".lstrip(".")
+        if isinstance(node, libcst.BaseCompoundStatement | libcst.SimpleStatementLine):
+            around = node
+        for changed in _variants(node):
+            yield scope, around, node, changed
+        if not isinstance(node, libcst.Raise):
+            pending += [(scope, around, child) for child in reversed(node.children)]
+
+
+def _variants(node: libcst.CSTNode) -> Iterator[libcst.CSTNode]:
+    if isinstance(node, libcst.Raise):
+        yield libcst.Pass()
+        return
+    if isinstance(node, libcst.Expr) and isinstance(node.value, libcst.Call | libcst.Await | libcst.Yield):
+        yield libcst.Pass()
+    for kind, operator in mutation_operators:
+        if isinstance(node, kind):
+            for changed in operator(node):
+                if not _is_superfluous(node, changed):
+                    yield changed
+                    if isinstance(node, libcst.BaseString):
+                        break
+
+
+def _is_superfluous(node: libcst.CSTNode, changed: libcst.CSTNode) -> bool:
+    """Returns whether the change only takes a text for people, or leaves out an argument that another sets to None."""
+    if isinstance(node, libcst.Assign | libcst.AnnAssign):
+        return node.value is not None and _is_text(node.value)
+    if isinstance(node, libcst.Call) and isinstance(changed, libcst.Call):
+        kept = {id(argument) for argument in changed.args}
+        return len(changed.args) < len(node.args) or any(
+            _is_text(argument.value) for argument in node.args if id(argument) not in kept
+        )
+    return False
+
+
+def _is_left_out(node: libcst.CSTNode) -> bool:
+    if isinstance(node, libcst.Annotation | libcst.Decorator | libcst.Assert | libcst.Import | libcst.ImportFrom):
+        return True
+    if isinstance(node, libcst.FunctionDef):
+        return node.name.value == "__repr__"
+    if isinstance(node, libcst.If):
+        return matchers.matches(node.test, matchers.Name("TYPE_CHECKING"))
+    if isinstance(node, libcst.AnnAssign):
+        return matchers.matches(node.annotation.annotation, matchers.Name("TypeAlias"))
+    if isinstance(node, libcst.Assign):
+        slots = matchers.matches(node.targets[0].target, matchers.Name("__slots__") | matchers.Name("__all__"))
+        return slots or (isinstance(node.value, libcst.Call | libcst.Subscript) and _is_left_out(node.value))
+    if isinstance(node, libcst.Call | libcst.Subscript):
+        head = node.func if isinstance(node, libcst.Call) else node.value
+        return isinstance(head, libcst.Name) and head.value in _TYPES
+    return _is_text(node)
+
+
+def _is_text(node: libcst.CSTNode) -> bool:
+    """Returns whether ``node`` is text for people: formatted, or with a space in it."""
+    if isinstance(node, libcst.SimpleString):
+        return " " in str(node.evaluated_value)
+    return isinstance(node, libcst.FormattedString | libcst.ConcatenatedString)
