@@ -123,8 +123,7 @@ def _keep(channel: socket.socket, plan: BoxPlan, layers: Layers, ports: list[int
 
 def _first(channel: socket.socket, plan: BoxPlan, layers: Layers, ports: list[int]) -> int | Inside:
     die_with_parent()
-    if plan.rules.environment is not None:
-        keep_environment(plan.rules.environment)  # here: the program can read that of this process, too
+    keep_environment(plan.rules.environment)  # here: the program can read that of this process, too
     apart = "namespaces" in layers.held
     listeners = [socket.create_server(("127.0.0.1", port)) for port in ports if apart or port == 0]
     numbers = [listener.getsockname()[1] for listener in listeners]

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from lgov_core.errors import InstrumentationError
-from lgov_core.governor.options import names
-from lgov_core.places import GoverningPlaces, usual_places
+from lgov_core.places import HARMLESS_PLACES, GoverningPlaces, usual_places
 from lgov_core.policies.confinement import ConfinedPolicy, ConfineRules
 from lgov_core.settings import is_placeholder
 from lgov_core.trust import is_watched
@@ -90,17 +89,8 @@ def _is_socket(entry: os.DirEntry[str]) -> bool:
 
 #: What every program needs to start, read-only. Nothing in them is one user's.
 SYSTEM: Final = (
-    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/sys/devices/system/cpu", "/sys/fs/cgroup"),
-    *(
-        f"/etc/{name}"
-        for name in names(
-            """
-            alternatives ca-certificates fonts gai.conf gitconfig group host.conf hosts ld.so.cache ld.so.conf ld.so.conf.d
-            locale.conf localtime magic mime.types nsswitch.conf os-release passwd pki protocols resolv.conf services ssl
-            timezone
-            """
-        )
-    ),
+    *(path for path in HARMLESS_PLACES if not path.startswith(("/dev/", "/proc/"))),
+    *("/sys/fs/cgroup", "/etc/group", "/etc/passwd", "/etc/gitconfig"),
 )
 #: Kept free in a writable folder where it does not exist: programs outside obey what lies in it.
 _GIT: Final = ".git"

@@ -23,19 +23,17 @@ from msgspec import Meta
 from lgov_core._util.schema import Mistake, checked
 from lgov_core._util.words import suggest_name
 from lgov_core.errors import PolicyFileError
+from lgov_core.places import HARMLESS_VARIABLES
 from lgov_core.policies.content.secrets import SECRET_NAMES
 from lgov_core.policies.document import Place, read_yaml
 
-#: Variables that go into a box whose rules have ``environment``: what a program needs to start and to reach its model.
-ENVIRONMENT: Final = (
-    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "LANG", "LANGUAGE", "LC_*", "TERM", "TZ"),
-    *("VIRTUAL_ENV", "PYTHON*", "LGOV_*", "OPENAI_*", "ANTHROPIC_*", "SSL_CERT_FILE", "SSL_CERT_DIR"),
-)
+#: Variables that go into every box: those that hold nothing secret, and what reaches lgov and the model.
+ENVIRONMENT: Final = (*HARMLESS_VARIABLES, "LGOV_*", "OPENAI_*", "ANTHROPIC_*")
 #: What each preset fills in. Lists of the file are added to these; ``model`` false keeps even the model endpoint away.
 PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
     "workspace": {"write": (".",), "hide": SECRET_NAMES},
-    "no-network": {"write": (".",), "hide": SECRET_NAMES, "model": False, "environment": ()},
-    "offline-tests": {"read": (".",), "hide": SECRET_NAMES, "model": False, "environment": ()},
+    "no-network": {"write": (".",), "hide": SECRET_NAMES, "model": False},
+    "offline-tests": {"read": (".",), "hide": SECRET_NAMES, "model": False},
 }
 _UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _HOST: Final = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|\[[0-9a-f:.]+\]")
@@ -85,7 +83,7 @@ class ConfineRules:
     or globs that hide every such file below a visible folder, letter case ignored (``folder/name`` in presets alone).
     ``connect`` holds ``host:port``, with ``*.`` in front for every host of a domain; the model endpoint is reachable
     besides, unless ``model`` is false.
-    ``environment`` holds names and globs of the variables that go in, with those of `ENVIRONMENT`; None lets all in.
+    ``environment`` holds names and globs of the variables that go in, with those of `ENVIRONMENT`; ``*`` is all.
     ``processes`` counts at once; ``memory`` (bytes), ``cpu`` (seconds), ``files`` (open at once) and ``file_size`` (bytes)
     hold for each process. None is no limit.
     """
@@ -95,7 +93,7 @@ class ConfineRules:
     hide: tuple[str, ...] = ()
     connect: tuple[str, ...] = ()
     model: bool = True
-    environment: tuple[str, ...] | None = None
+    environment: tuple[str, ...] = ENVIRONMENT
     processes: int | None = None
     memory: int | None = None
     cpu: int | None = None
@@ -233,8 +231,6 @@ def _rules(value: Any, source: _Source) -> ConfineRules:
     values: dict[str, Any] = dict(PRESETS[written.preset]) if written.preset else {}
     for key in ("read", "write"):
         values[key] = tuple(_path(key, path, source) for path in values.get(key, ()))
-    if "environment" in values:
-        values["environment"] = ENVIRONMENT
     for key, item in msgspec.structs.asdict(written).items():
         if item is msgspec.UNSET or key == "preset":
             continue

@@ -19,7 +19,8 @@ print(*sorted({one.partition("=")[0] for one in shown} & {"APP_MODE", "APP_KEY",
 @pytest.mark.parametrize(
     ("confine", "goes_in"),
     [
-        ("{preset: workspace}", "APP_KEY APP_MODE DEPLOY_TOKEN OPENAI_BASE_URL"),
+        ("{preset: workspace}", "OPENAI_BASE_URL"),
+        ("{preset: workspace, environment: ['*']}", "APP_KEY APP_MODE DEPLOY_TOKEN OPENAI_BASE_URL"),
         ("{preset: workspace, environment: []}", "OPENAI_BASE_URL"),
         ("{preset: workspace, environment: ['APP_*']}", "APP_KEY APP_MODE OPENAI_BASE_URL"),
         ("{preset: no-network, environment: [APP_MODE]}", "APP_MODE OPENAI_BASE_URL"),

@@ -118,10 +118,10 @@ def test_a_link_that_code_in_a_box_may_have_made_shows_nothing(tmp_path: Path, m
 
 
 def test_a_box_gets_the_variables_that_programs_need_and_those_of_the_file(tmp_path: Path) -> None:
-    def variables(confine: str) -> tuple[str, ...] | None:
+    def variables(confine: str) -> tuple[str, ...]:
         return read_confinement(policy(tmp_path, confine)).with_preset(None).environment
 
-    assert variables("{preset: workspace}") is None
+    assert variables("{preset: workspace}") == ENVIRONMENT
     assert variables("{preset: no-network}") == ENVIRONMENT
     assert variables("{environment: []}") == ENVIRONMENT
     assert variables("{preset: offline-tests, environment: [APP_TOKEN, 'X_*']}") == (*ENVIRONMENT, "APP_TOKEN", "X_*")
