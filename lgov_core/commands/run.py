@@ -30,13 +30,17 @@ from lgov_core.settings import load_settings
 )
 @settings_option
 @click.option("--rollout-id", help="Rollout id of this run. [default: a new id]")
-@click.option("--task-id", help="Task id of the rollout. [default: the program's name]")
 @click.option(
     "--children",
     type=click.Choice(["govern", "best-effort", "allow"]),
     default="govern",
     show_default=True,
     help="Python child processes: govern them, or exit with status 78 (except in a box); govern those that can be; or none.",
+)
+@click.option(
+    "--deny-unevaluated",
+    is_flag=True,
+    help="Send no request to a model server that no rule sees: completions, files, other clients than the governed ones.",
 )
 @content_option
 @click.option(
@@ -55,10 +59,10 @@ from lgov_core.settings import load_settings
 def run(
     ctx: click.Context,
     rollout_id: str | None,
-    task_id: str | None,
     children: Literal["govern", "best-effort", "allow"],
     assignments: Mapping[str, str],
     content: bool,
+    deny_unevaluated: bool,
     confine: Literal["strict", "best-effort"] | None,
     preset: str | None,
     as_json: bool,
@@ -90,9 +94,9 @@ def run(
         replace(Governance.from_settings(settings), content=content and settings.content),
         endpoint=settings.endpoint,
         rollout_id=rollout_id,
-        task_id=task_id,
         children="allow" if children == "allow" else "govern",
         allow_ungoverned_children=children != "govern",
+        deny_unevaluated=deny_unevaluated,
         as_json=as_json,
     )
     if confine is None:

@@ -28,6 +28,8 @@ from lgov_core.types import Action, Decision, Effect, Point, Severity
 POLICY: Final = "confinement"
 #: Variables with the address of a model endpoint.
 _ENDPOINTS: Final = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "ANTHROPIC_BASE_URL", "LGOV_ENDPOINT")
+#: Where a place comes from that the rules name.
+_BY_RULE: Final = "connect"
 #: Distinct places that are counted by name; the rest is counted together.
 MAX_PLACES: Final = 1000
 #: Connections that wait to be made into spans.
@@ -49,6 +51,10 @@ class Reach:
         wider = (f"*.{'.'.join(labels[start:])}:{port}" for start in range(1, len(labels)))
         return next((place for place in wider if place in self.places), None)
 
+    def models(self) -> frozenset[str]:
+        """The places that are there because the program's models are."""
+        return frozenset(name for name, origin in self.places.items() if origin != _BY_RULE)
+
     def forwards(self) -> tuple[int, ...]:
         """Ports of this machine's loopback among the places."""
         parts = (place.rpartition(":") for place in self.places)
@@ -57,7 +63,7 @@ class Reach:
 
 def make_reach(rules: ConfineRules, endpoints: Iterable[tuple[str, str | None]]) -> Reach:
     """The reach of ``rules`` and, unless they keep it away, of the model ``endpoints`` (what names each, and its URL)."""
-    places = dict.fromkeys(rules.connect, "connect")
+    places = dict.fromkeys(rules.connect, _BY_RULE)
     for name, url in endpoints if rules.model else ():
         parts = urlsplit(url or "")
         if parts.hostname:

@@ -39,6 +39,7 @@ from lgov_core.process.governed import (
     installed_adapters,
     say,
 )
+from lgov_core.process.requests import RequestWatch
 from lgov_core.scope import RolloutScope, carry_into_threads, enter_scope
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class ChildReports:
     ungoverned: int = 0
     multiprocessing: int = 0
     judged: Counter[tuple[str, str, str]] = field(default_factory=Counter[tuple[str, str, str]])
+    unevaluated: Counter[str] = field(default_factory=Counter[str])
     blocked: list[Blocked] = field(default_factory=list[Blocked])
     problems: list[str] = field(default_factory=list[str])
 
@@ -117,6 +119,7 @@ def read_reports(path: Path) -> ChildReports:
         for framework, point, effect, count in line_values.get("judged", ()):
             reports.judged[framework, point, effect] += count
         reports.blocked += [Blocked(**kind) for kind in line_values.get("blocked", ())]
+        reports.unevaluated.update(line_values.get("unevaluated", {}))
         reports.problems += line_values.get("problems", [])
     waiting.subtract(parent for _, parent in began if parent in waiting)
     reports.ungoverned = sum(count for count in waiting.values() if count > 0) + sum(replaced.values())
@@ -197,13 +200,19 @@ SITE = Path(__file__).parent / "site"
 MAX_COMMAND = 100
 
 
-def hand_on(governance: Governance, scope: RolloutScope, reports: Path) -> None:
+def hand_on(governance: Governance, scope: RolloutScope, reports: Path, *, deny_unevaluated: bool = False) -> None:
     """Makes the Python processes that this process starts from now on governed. Changes the environment."""
-    os.environ[VARIABLE] = json.dumps(
-        {"governance": governance.as_json(), "scope": asdict(scope), "reports": str(reports)}
-    )
+    inherited = {"governance": governance.as_json(), "scope": asdict(scope), "reports": str(reports)}
+    os.environ[VARIABLE] = json.dumps({**inherited, "deny_unevaluated": deny_unevaluated})
     others = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != str(SITE)]
     os.environ["PYTHONPATH"] = os.pathsep.join([str(SITE), *others])
+
+
+def watch_requests(reports: Path, *, refuses: bool) -> RequestWatch:
+    """Watches what this process sends to model servers from now on; what a forked one sends is a line of ``reports``."""
+    watch = RequestWatch(refuses=refuses, tell=lambda counts: append_report(reports, {"unevaluated": counts}))
+    watch.install()
+    return watch
 
 
 def govern_child() -> None:
@@ -229,6 +238,7 @@ class _Child:
         self.tally.reports = self.reports
         self.opened: OpenGovernance | None = None
         self.pid = os.getpid()
+        self.watch = watch_requests(self.reports, refuses=inherited["deny_unevaluated"])
 
     def governor(self) -> Governor:
         """The governor of this process; opened when it is first asked for."""
@@ -248,7 +258,11 @@ class _Child:
 
     def end(self) -> None:
         """Closes everything and reports what was judged here."""
-        if os.getpid() != self.pid or self.opened is None:
+        if os.getpid() != self.pid:
+            return
+        if unevaluated := self.watch.unevaluated:
+            append_report(self.reports, {"unevaluated": unevaluated})
+        if self.opened is None:
             return
         problems = [f"{count} failures in {what}" for what, count in sorted(self.opened.governor.failures.items())]
         problems = [f"child process {self.pid}: {problem}" for problem in [*problems, *self.opened.close()]]

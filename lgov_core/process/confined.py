@@ -161,7 +161,9 @@ def _run_outside(
             proxy.forward(listener, port)
         placed.release()
         status = placed.wait()
-        _report(placed.layers, attempts, denials, {**fields, "changed": changed_lines(watch)}, status, options)
+        models = {server: count for server, count in attempts.allowed.items() if server in reach.models()}
+        fields |= {"changed": changed_lines(watch), "models": models}
+        _report(placed.layers, attempts, denials, fields, status, options)
     return status
 
 
@@ -199,6 +201,10 @@ def _report(
     for what, counts in (("allowed", attempts.allowed), ("denied", attempts.denied)):
         if counts:
             say(f"{counted(counts.total(), 'connection')} {what}: {_places(counts)}")
+    if models := Counter[str](fields["models"]):
+        say(
+            f"model servers reached: {_places(models)}, by any program; of those that are not Python no rule saw a request"
+        )
     for line in fields["changed"]:
         say(line)
     if denials.counts:

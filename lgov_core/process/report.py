@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lgov_core._util.words import counted
 from lgov_core.process.governed import Blocked
+from lgov_core.process.requests import request_lines
 
 if TYPE_CHECKING:
     from lgov_core.types import Adapter
@@ -64,8 +65,9 @@ class ClosingReport:
     framework at which points it cannot block. ``children`` counts started programs by name, ``governed_children`` those
     that were under policy, also if another child started them, ``ungoverned_children`` the Python programs that were not,
     ``other_children`` those that are not Python; ``children_refused``: the status is not 0 for the ungoverned ones.
-    ``store`` is the trace store as it may be
-    printed, or None, and ``rollout_id`` the rollout that the run is there.
+    ``store`` is the trace store as it may be printed, or None, and ``rollout_id`` the rollout that the run is there.
+    ``unevaluated`` counts by host the requests to model servers that no rule saw; with ``unevaluated_refused`` they were
+    not sent.
     """
 
     frameworks: list[str]
@@ -86,6 +88,8 @@ class ClosingReport:
     store: str | None = None
     runs_code: list[str] = field(default_factory=list[str])
     blocked: list[Blocked] = field(default_factory=list[Blocked])
+    unevaluated: dict[str, int] = field(default_factory=dict[str, int])
+    unevaluated_refused: bool = False
     problems: list[str] = field(default_factory=list[str])
 
     def as_json(self) -> dict[str, Any]:
@@ -113,6 +117,7 @@ class ClosingReport:
         for framework, points in self.uncovered.items():
             lines.append(f"{framework}: cannot block at {', '.join(points)}")
         lines += blocked_lines(self.blocked, self.audit)
+        lines += request_lines(self.unevaluated, refused=self.unevaluated_refused)
         lines += [f"{counted(count, 'failure')} in {what}" for what, count in sorted(self.failures.items())]
         lines += [
             f"near a known gap: {Path(near.file).name}:{near.line} calls {near.call}(): {near.framework}: {near.why}"

@@ -23,7 +23,14 @@ from typing import Literal, NoReturn
 from lgov_core.errors import InstrumentationError, LgovError, PolicyDenied
 from lgov_core.governance import Governance
 from lgov_core.governor.rules import trusted_programs
-from lgov_core.process.children import VARIABLE, hand_on, make_reports, read_reports, watch_children
+from lgov_core.process.children import (
+    VARIABLE,
+    hand_on,
+    make_reports,
+    read_reports,
+    watch_children,
+    watch_requests,
+)
 from lgov_core.process.governed import (
     CANNOT_GOVERN,
     GovernedProcess,
@@ -52,7 +59,8 @@ class RunOptions:
     training endpoint, to which OpenAI-style clients of the program are then pointed. ``rollout_id`` names the rollout that
     the process is; None makes a fresh one. ``task_id`` names its task; None means the program's name. ``plugins`` take part
     beside the installed ones. ``allow_ungoverned_children``: the status stays 0 when the program started Python that was not
-    governed; ``children`` "allow" governs none, and allows them too. With ``as_json`` errors and the report are JSON.
+    governed; ``children`` "allow" governs none, and allows them too. ``deny_unevaluated``: requests to model servers that no
+    rule sees are not sent. With ``as_json`` errors and the report are JSON.
     """
 
     governance: Governance = field(default_factory=Governance)
@@ -62,6 +70,7 @@ class RunOptions:
     plugins: tuple[object, ...] = ()
     children: Literal["govern", "allow"] = "govern"
     allow_ungoverned_children: bool = False
+    deny_unevaluated: bool = False
     as_json: bool = False
 
     @property
@@ -125,6 +134,7 @@ class GovernedRun:
             self.end_watch()
             raise
         self.reports = self.process.tally.reports = make_reports()
+        self.requests = watch_requests(self.reports, refuses=options.deny_unevaluated)
         self.spare = [os.open(self.reports, os.O_RDONLY) for _ in range(_SPARE)]
 
     def execute(self, command: Sequence[str]) -> int:
@@ -137,7 +147,7 @@ class GovernedRun:
                 _point_clients_at(options.endpoint, self.scope)
             carry_into_threads()
             if options.children == "govern":
-                hand_on(options.governance, self.scope, self.reports)
+                hand_on(options.governance, self.scope, self.reports, deny_unevaluated=options.deny_unevaluated)
             self._begin_attempt(command)
             self.process.guard.install()
             with governor.rollout(self.scope):
@@ -258,6 +268,8 @@ class GovernedRun:
             store=None if store is None else without_password(store),
             runs_code=trusted_programs(process.governor.policies),
             blocked=list(process.tally.blocked),
+            unevaluated=dict(self.requests.unevaluated + children.unevaluated),
+            unevaluated_refused=options.deny_unevaluated,
             problems=[*children.problems, *process.close(), *self.end_watch()],
         )
         if options.as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -200,7 +201,18 @@ def test_the_model_endpoint_is_reachable_unless_the_preset_keeps_it_away(workspa
     ran = workspace.run(program, env=env)
     assert ran.output == "hi\n", ran.errors
     assert ran.box["connections"]["allowed"] == {f"127.0.0.1:{hello}": 1}
+    assert ran.box["models"] == {f"127.0.0.1:{hello}": 1}
     assert "refused" in workspace.run(program, "--preset", "no-network", env=env).output
+
+
+def test_what_no_rule_sees_of_other_programs_is_in_the_report_of_the_box(workspace: Workspace, hello: int) -> None:
+    """No Python of the box sends it, so only the proxy can know of it."""
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    place = f"127.0.0.1:{hello}"
+    curl = f"import subprocess; subprocess.run(['curl', '-sS', 'http://{place}/v1/chat/completions', '-d', '{{}}'])"
+    ran = workspace.run(curl, env={"OPENAI_BASE_URL": f"http://{place}/v1"})
+    assert ran.box["models"] == {place: 1}, ran.errors
 
 
 def test_the_proxy_lets_the_named_hosts_through_and_records_all(workspace: Workspace) -> None:
