@@ -299,6 +299,10 @@ def test_names_are_judged_where_their_links_lead(tmp_path: Path) -> None:
     assert policy.judge_command("cat out/a").rule == "shell-secret"
     assert policy.judge_command("echo x > out/a").rule == "shell-write"
     assert not policy.judge_command("cat hosts").blocks
+    (folder / "sub").mkdir()
+    (folder / "sub" / "key").symlink_to("../.env")
+    assert policy.judge_command("cat sub/*").rule == "shell-secret"
+    assert policy.judge_command("cat sub/k??").rule == "shell-secret"
     (folder / "out").unlink()
     assert not policy.judge_command("cat out/a").blocks  # links are looked up at each decision
 

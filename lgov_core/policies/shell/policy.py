@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import posixpath
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta
@@ -30,8 +32,10 @@ from lgov_core.policies.shell.calls import (
     read_call,
 )
 from lgov_core.policies.shell.syntax import (
+    ANY,
     BELOW,
     HOME,
+    STAR,
     UNKNOWN,
     ShellRefusal,
     code,
@@ -212,6 +216,8 @@ _Nested = TypeVar("_Nested")
 Unknown = Literal["deny", "escalate", "allow"]
 MAX_CHARACTERS = 20_000
 CACHED_TEXTS = 512
+#: Names of one wildcard that are looked up.
+MAX_NAMED = 2_000
 _SEVERITY = {
     **dict.fromkeys(("shell-dangerous", "shell-delete", "shell-secret", "shell-governs"), Severity.CRITICAL),
     **dict.fromkeys(
@@ -343,24 +349,31 @@ class ShellPolicy(BoundedPolicy):
     def _look_up(self, effects: Effects, text: str) -> Decision | None:
         """Denies files that are closed where links lead. It asks the file system, so it is not cached."""
         for effect, path in effects:
-            if effect == "writes":
-                reason = self.places.writes(path, text)
-            else:
-                reason = self.places.reads(path) if effect == "reads" else self.places.moves(path)
-            if reason is not None:
-                return self.deny("shell-governs", reason, Severity.CRITICAL)
-            real = os.path.realpath(path)  # of a wildcard, its folder's
-            if real == path:
-                continue
-            roots = map(os.path.realpath, (self.cwd, *self.writable))
-            root = next((root for root in roots if _holds(root, real)), None)
-            below = "" if root is None else os.path.relpath(real, root)
-            if effect == "reads" and root is None and not is_harmless(real):
-                return self.deny("shell-secret", f"{path} leads outside of {self.cwd}; what is there is not shown.")
-            if effect != "reads" and (root is None or runs_others(below.split("/"))):
-                return self.deny("shell-write", f"{path} leads to {real}, where nothing may be written.")
-            if is_secret(below):
-                return self.deny("shell-secret", f"{path} leads to {real}, which holds keys or credentials.")
+            for name in _named(path):
+                decision = self._at_its_place(effect, name, text)
+                if decision is not None:
+                    return decision
+        return None
+
+    def _at_its_place(self, effect: FileEffect, path: str, text: str) -> Decision | None:
+        if effect == "writes":
+            reason = self.places.writes(path, text)
+        else:
+            reason = self.places.reads(path) if effect == "reads" else self.places.moves(path)
+        if reason is not None:
+            return self.deny("shell-governs", reason, Severity.CRITICAL)
+        real = os.path.realpath(path)
+        if real == path:
+            return None
+        roots = map(os.path.realpath, (self.cwd, *self.writable))
+        root = next((root for root in roots if _holds(root, real)), None)
+        below = "" if root is None else os.path.relpath(real, root)
+        if effect == "reads" and root is None and not is_harmless(real):
+            return self.deny("shell-secret", f"{path} leads outside of {self.cwd}; what is there is not shown.")
+        if effect != "reads" and (root is None or runs_others(below.split("/"))):
+            return self.deny("shell-write", f"{path} leads to {real}, where nothing may be written.")
+        if is_secret(below):
+            return self.deny("shell-secret", f"{path} leads to {real}, which holds keys or credentials.")
         return None
 
     def _address_refused(self, url: str) -> str | None:
@@ -415,6 +428,14 @@ def _nested(owner: str, option: str, kind: Callable[..., _Nested], options: Mapp
         return kind(**{"name": f"{owner} {option}", **options})
     except TypeError as error:
         raise PolicyError(f"{owner}: {option}: {error}", hint=f"write the options of the policy {option}") from error
+
+
+def _named(path: str) -> Iterator[str]:
+    """The path, and with wildcards of the shell those that it names now."""
+    yield path
+    if is_wild(path) and not {BELOW, UNKNOWN} & {*path}:
+        escaped = glob.escape(path).replace(STAR, "*").replace(ANY, "?")
+        yield from islice(glob.iglob(escaped), MAX_NAMED)
 
 
 def _holds(folder: str, path: str) -> bool:

@@ -164,7 +164,7 @@ class Workspace:
         """Returns whether files that a search finds may be written: by exact names, and none in ``.git``."""
         folder, _, name = path.partition(BELOW)
         ended = re.fullmatch(rf"{STAR}\.\w+", name) is not None and not _may_be_protected(name)  # in .git none is
-        return self.exact and (ended or folder.rstrip("/") not in self._roots())
+        return self.exact and not is_wild(folder) and (ended or folder.rstrip("/") not in self._roots())
 
     def unpack(self, folder: str) -> None:
         """Refuses a folder into which an archive is unpacked, whose names are not known, where one of them may govern."""
