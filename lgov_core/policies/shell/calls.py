@@ -96,7 +96,7 @@ class _Reader:
     def read(self) -> tuple[list[str], list[str]]:
         """The operands, and where the entry has sub-commands, the words from its name on."""
         entry, words = self.entry, self.words
-        signs = ("-", "+") if any(flag.startswith("+") for flag in entry.flags) else ("-",)  # bash +O extglob
+        signs = ("-", "+") if "+e" in entry.flags else ("-",)  # set +e
         if entry.dashless and words and not words[0].startswith("-"):
             words[:] = self._undashed(words[0], words[1:])
         while words:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from lgov_core.governor.options import names
@@ -117,6 +118,7 @@ _RANGE = re.compile(r"(?:-?\d{1,4}\.\.-?\d{1,4}|([A-Za-z])\.\.([A-Za-z]))(?:\.\.
 MAX_READINGS, MAX_CHARACTERS = 64, 60_000
 _GLOBS = str.maketrans({"*": STAR, "?": ANY, "[": CLASS})
 _SPACE = re.compile(r"[ \t\n]+")
+_SPECIAL = re.compile(r"\\(.?)|[*?[{},]", re.DOTALL)
 _WILD = re.compile(f"[{UNKNOWN}{STAR}{ANY}{BELOW}]")
 
 
@@ -151,7 +153,9 @@ def shown(word: str) -> str:
 def marked(text: str) -> str:
     """Source outside quotes: escapes undone, special characters replaced by placeholders."""
     text = TILDE + text[1:] if text.startswith("~") else text
-    return re.sub(r"\\(.?)|[*?[{},]", lambda match: _ACTIVE.get(match[0]) or match[1] or "\\", text, flags=re.DOTALL)
+    if text.isalnum():
+        return text
+    return _SPECIAL.sub(lambda match: _ACTIVE.get(match[0]) or match[1] or "\\", text)
 
 
 def ansi_c(text: str) -> str:
@@ -295,10 +299,17 @@ class SyntaxNode:
         return nodes
 
 
+@lru_cache(1)
+def _bash() -> tree_sitter.Language:
+    import tree_sitter
+    import tree_sitter_bash
+
+    return tree_sitter.Language(tree_sitter_bash.language())
+
+
 def parse(text: str) -> SyntaxNode:
     """The syntax tree of ``text``, read as bash. Raises `ShellRefusal` for what is not bash or may be read in two ways."""
     import tree_sitter
-    import tree_sitter_bash
 
     if _INVISIBLE.search(text.replace("\r\n", "\n")) or "\r" in text:
         raise unclear("The command holds invisible or control characters, or a lone surrogate; leave them out.")
@@ -311,7 +322,7 @@ def parse(text: str) -> SyntaxNode:
             "shell-too-deep", "The command holds too many opening brackets or pipes; write less at a time."
         )
     # Another letter of as many bytes in its place changes nothing in the tree.
-    parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
+    parser = tree_sitter.Parser(_bash())
     raw = parser.parse(_FAR_LETTER.sub(b"\\1" + "××".encode(), source)).root_node
     if raw.has_error:
         raise ShellRefusal("shell-unparsable", "The command is not complete or not understood; write it more simply.")

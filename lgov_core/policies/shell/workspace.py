@@ -38,6 +38,9 @@ _SCRATCH = ("/tmp", "/var/tmp")
 MAX_WILD = 24
 #: A quoted wildcard that another program expands, in names with a leading dot too.
 _WILDCARDS = str.maketrans({"*": f"{BELOW}{STAR}", "?": ANY, "[": ANY})
+_PLAIN_WORD = re.compile(r"\w+(?:[/.]\w+)*")
+_PARTS, _OPTION = re.compile(r"[=:@,]"), re.compile(r"^-\w(?=[/~.])")
+_CLIMBS, _PATHSPEC = re.compile(r"^(?:\.{1,2}/+)*\.\./+"), re.compile(r"^:\([a-z,]*\)|^:/")
 _CREDENTIALS = re.compile("|".join(map(translate, CREDENTIAL_NAMES)))
 
 
@@ -102,10 +105,13 @@ class Workspace:
     def mention(self, word: str) -> None:
         """Refuses a word that names a secret anywhere in it: a program with arguments of its own may read it."""
         self.budget.spend(20 + len(word) // 8)
-        for piece in {word, *re.split(r"[=:@,]", word.removeprefix("file://")), re.sub(r"^-\w(?=[/~.])", "", word)}:
-            climbed = re.sub(r"^(?:\.{1,2}/+)*\.\./+", "/", piece)
+        if _PLAIN_WORD.fullmatch(word):
+            pieces = {word}
+        else:
+            pieces = {word, *_PARTS.split(word.removeprefix("file://")), _OPTION.sub("", word)}
+        for piece in pieces:
             # Programs expand wildcards of their own: ``git log -- '*.env'``.
-            readings = {piece, climbed, re.sub(r"^:\([a-z,]*\)|^:/", "", piece).translate(_WILDCARDS)}
+            readings = {piece, _CLIMBS.sub("/", piece), _PATHSPEC.sub("", piece).translate(_WILDCARDS)}
             if piece and any(map(is_secret, readings)):
                 raise _secret(word)
 
@@ -338,6 +344,7 @@ def _is_protected(name: str) -> bool:
     return hidden and any(fnmatchcase(protected, as_glob(name)) for protected in names("files", "protected"))
 
 
+@lru_cache(4096)
 def is_secret(word: str) -> bool:
     """Returns whether a path names a secret by its name or place, or may do so through a wildcard."""
     if word == PIPE:  # its commands are judged by themselves
@@ -365,6 +372,7 @@ def _is_secret_name(name: str) -> bool:
     return any(expression.match(name.lower()) for expression in (_CREDENTIALS, globs("secret_names")))
 
 
+@lru_cache(1024)
 def _pattern(path: str) -> re.Pattern[str]:
     """A path with wildcards as a regular expression, for paths in lower case."""
     steps = {UNKNOWN: ".*", STAR: "[^/]*", ANY: "[^/]", BELOW: ".*"}
