@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextvars import ContextVar
 from typing import Any
 
 import pytest
 
-from lgov_core.flow import Flow, Step, arun_flow, run_flow
+from lgov_core.flow import TURN, Flow, Step, arun_flow, foreign, in_thread, run_flow
 
 SET: ContextVar[str] = ContextVar("set", default="outside")
 
@@ -87,3 +88,49 @@ def test_a_cancellation_lets_the_flow_clean_up() -> None:
 
     asyncio.run(cancelled())
     assert closed == ["closed"]
+
+
+def test_an_error_of_the_flow_that_a_step_caused_leaves_it_as_it_is() -> None:
+    def flow() -> Flow[None]:
+        try:
+            yield Step(raising(KeyError("a")))
+        except KeyError as error:
+            raise RuntimeError("no such name") from error
+
+    with pytest.raises(RuntimeError, match="no such name"):
+        run_flow(flow())
+
+
+def test_blocking_work_is_done_in_place_or_in_a_thread_that_does_not_hold_up_the_loop() -> None:
+    def where(first: str, *, second: str) -> tuple[str, int]:
+        return first + second, threading.get_ident()
+
+    def flow() -> Flow[tuple[str, int]]:
+        return (yield in_thread(where, "a", second="b"))
+
+    here = threading.get_ident()
+    assert run_flow(flow()) == ("ab", here)
+    text, thread = asyncio.run(arun_flow(flow()))
+    assert text == "ab"
+    assert thread != here
+
+
+def test_a_call_of_the_program_gets_its_arguments_in_the_thread_of_the_caller() -> None:
+    def where(*names: str, **named: str) -> tuple[Any, ...]:
+        return names, named, threading.get_ident()
+
+    def flow(*names: str, **named: str) -> Flow[Any]:
+        return (yield foreign(where, *names, **named))
+
+    here = threading.get_ident()
+    for names, named in [((), {}), (("a",), {}), ((), {"b": "c"}), (("a",), {"b": "c"})]:
+        assert run_flow(flow(*names, **named)) == (names, named, here)
+        assert asyncio.run(arun_flow(flow(*names, **named))) == (names, named, here)
+
+
+def test_a_turn_for_others_is_a_step_without_a_result() -> None:
+    def flow() -> Flow[Any]:
+        return (yield TURN)
+
+    assert run_flow(flow()) is None
+    assert asyncio.run(arun_flow(flow())) is None

@@ -61,6 +61,10 @@ def explained() -> set[tuple[str, str, str, str]]:
     return {(entry["file"], entry["scope"], entry["from"], entry["to"]) for entry in entries}
 
 
+def _described(mutant: Mutant) -> str:
+    return f"survived  {mutant.file} {mutant.scope}\n  - {mutant.removed}\n  + {mutant.added}"
+
+
 def _identity(mutant: Mutant) -> tuple[str, str, str, str]:
     return mutant.file, mutant.scope, mutant.removed, mutant.added
 
@@ -89,40 +93,42 @@ def run(files: list[str], minutes: float) -> None:
     pending = _pending(files, results, tests)
     last, counts = time.monotonic(), Counter[str]()
     exhausted = False
-    while running or not exhausted:
-        while len(running) < _AT_ONCE and not exhausted:
-            mutant, text = next(pending, (None, ""))
-            if mutant is None or time.monotonic() > until:
-                exhausted = True
-                break
-            chosen = tests_for(mutant.file, mutant.scope, runs)
-            if not chosen:
-                results[mutant.key] = Result("survived", tests)
-                continue
-            running[start(mutant.file, text, chosen)] = mutant, time.monotonic() + limit_s(chosen, runs)
-        time.sleep(0.02)
-        for process, (mutant, limit) in list(running.items()):
-            ended, status = os.waitpid(process, os.WNOHANG)
-            if not ended and time.monotonic() > limit:
-                stop(process)
-            if ended:
-                stop(process)  # what it started
-                del running[process]
-                outcome = "survived" if status == 0 else "killed"
-                results[mutant.key] = Result(outcome, tests)
-                counts[outcome] += 1
-                if outcome == "survived":
-                    print(
-                        f"survived  {mutant.file} {mutant.scope}\n  - {mutant.removed}\n  + {mutant.added}", flush=True
-                    )
-        if time.monotonic() - last > 20:
-            last = time.monotonic()
-            _write(results)
-            print(
-                f"{counts['killed']} killed, {counts['survived']} survived, {(until - last) / 60:.0f} min left",
-                flush=True,
-            )
-    _write(results)
+    try:
+        while running or not exhausted:
+            while len(running) < _AT_ONCE and not exhausted:
+                mutant, text = next(pending, (None, ""))
+                if mutant is None or time.monotonic() > until:
+                    exhausted = True
+                    break
+                chosen = tests_for(mutant.file, mutant.scope, runs)
+                if not chosen:
+                    results[mutant.key] = Result("survived", tests)
+                    continue
+                running[start(mutant.file, text, chosen)] = mutant, time.monotonic() + limit_s(chosen, runs)
+            time.sleep(0.02)
+            for process, (mutant, limit) in list(running.items()):
+                ended, status = os.waitpid(process, os.WNOHANG)
+                if not ended and time.monotonic() > limit:
+                    stop(process)
+                if ended:
+                    stop(process)  # what it started
+                    del running[process]
+                    outcome = (
+                        "survived" if os.waitstatus_to_exitcode(status) in (0, 5) else "killed"
+                    )  # 5: no test was run
+                    results[mutant.key] = Result(outcome, tests)
+                    counts[outcome] += 1
+                    if outcome == "survived":
+                        print(_described(mutant), flush=True)
+            if time.monotonic() - last > 20:
+                last = time.monotonic()
+                _write(results)
+                left = f"{(until - last) / 60:.0f} min left"
+                print(f"{counts['killed']} killed, {counts['survived']} survived, {left}", flush=True)
+    finally:
+        for process in running:
+            stop(process)
+        _write(results)
 
 
 def _pending(files: list[str], results: Mapping[str, Result], tests: str) -> Iterator[tuple[Mutant, str]]:
@@ -159,7 +165,7 @@ def report(files: list[str]) -> int:
         _print_row(file, counts)
     _print_row("all", total)
     for mutant in open_mutants:
-        print(f"\nsurvived  {mutant.file} {mutant.scope}\n  - {mutant.removed}\n  + {mutant.added}")
+        print(f"\n{_described(mutant)}")
     for entry in sorted(unused):
         print(f"\n{EQUIVALENT.name} explains what does not survive: {entry}")
     return int(bool(open_mutants or unused))

@@ -1,0 +1,151 @@
+"""The list of rules of a governor: which are asked, in whose name they answer, and when their answers count."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from lgov_core.governor import Governor
+from lgov_core.hookspecs import hookimpl
+from lgov_core.plugins import make_plugin_manager, register
+from lgov_core.policies import BoundedPolicy, PIIPolicy, PolicySet, Rule, ToolPolicy
+from lgov_core.types import Action, Decision, Effect, Point
+from tests.governor.governors import ALLOW, DENY, Says, both, call, governor
+
+
+class Counts(BoundedPolicy):
+    """Changes ``n`` until it is ``last``."""
+
+    name = "counts"
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def judge(self, action: Action) -> Decision | None:
+        number = action.arguments["n"]
+        return None if number == self.last else Decision(Effect.TRANSFORM, "counts", arguments={"n": number + 1})
+
+
+def test_transforms_may_change_an_action_three_times_and_no_more() -> None:
+    settled = governor(Says(ALLOW), policies=[Counts(3)])
+    for decision in both(settled, call(n=0)):
+        assert decision.effect is Effect.TRANSFORM
+        assert decision.arguments == {"n": 3}
+    for decision in both(governor(Says(ALLOW), policies=[Counts(4)]), call(n=0)):
+        assert (decision.effect, decision.policy, decision.rule) == (Effect.DENY, "lgov", "transform-unsettled")
+        assert decision.reason == "The transforms of this action did not settle in 4 rounds."
+        assert decision.fault
+        assert decision.arguments is None
+
+
+def test_an_act_that_nothing_answers_is_denied_and_no_ones_fault() -> None:
+    for decision in both(governor(Says(None)), call()):
+        assert (decision.effect, decision.policy, decision.rule) == (Effect.DENY, "lgov", "no-policy")
+        assert decision.severity == "critical"
+        assert not decision.fault
+
+
+def test_a_plugin_that_is_registered_later_is_asked_once_the_governor_was_told() -> None:
+    subject = governor(Says(ALLOW))
+    assert not subject.decide(call()).blocks
+    register(subject.manager, Says(DENY))
+    assert not subject.decide(call()).blocks
+    subject.plugins_changed()
+    assert subject.decide(call()).blocks
+
+
+def test_a_decision_has_the_name_of_the_policy_or_of_the_plugin() -> None:
+    class Nameless(BoundedPolicy):
+        name = "its-own"
+
+        def judge(self, action: Action) -> Decision:
+            return Decision(Effect.DENY, "", "no", "Not now.")
+
+    assert governor(policies=[Nameless()]).decide(call()).policy == "its-own"
+    manager = make_plugin_manager([], builtin=(), third_party=False)
+    manager.register(Says(Decision(Effect.DENY, "", "no", "Not now.")), name="a-plugin")
+    assert Governor(manager=manager).decide(call()).policy == "a-plugin"
+
+
+def test_a_set_that_is_a_plugin_is_asked_rule_by_rule() -> None:
+    slow = threading.Event()
+
+    class Slow(BoundedPolicy):
+        name, bounded = "slow", False
+
+        def judge(self, action: Action) -> Decision:
+            slow.wait(20)
+            return self.allow()
+
+    rules = PolicySet([Rule(Slow(), "slow"), Rule(ToolPolicy(allow=["other"]), "tools")])
+    subject = Governor(manager=make_plugin_manager([rules], builtin=(), third_party=False), timeout_s=0.1)
+    decision = subject.decide(call())
+    slow.set()
+    subject.close()
+    assert [(part.policy, part.rule) for part in decision.parts] == [
+        ("slow", "policy-timeout"),
+        ("tools", "tool-unknown"),
+    ]
+
+
+def test_a_hundred_judgements_wait_at_the_same_time() -> None:
+    together = threading.Barrier(100, timeout=20)
+
+    class Waits(BoundedPolicy):
+        name, bounded, timeout_s = "waits", False, 30.0
+
+        def judge(self, action: Action) -> Decision:
+            together.wait()
+            return self.allow()
+
+    subject = Governor(Waits())
+    decisions: list[Decision] = []
+    threads = [threading.Thread(target=lambda: decisions.append(subject.decide(call()))) for _ in range(100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    subject.close()
+    assert [decision.effect for decision in decisions] == [Effect.ALLOW] * 100
+
+
+# ---------------------------------------------------------------------- what a governor says of its rules
+
+
+class At:
+    """A plugin that answers at the end of a model call."""
+
+    @hookimpl
+    def lgov_post_model_call(self, action: Action) -> Any:
+        return None
+
+
+def test_a_governor_covers_the_points_that_a_rule_names() -> None:
+    rules = PolicySet(
+        [Rule(ToolPolicy(allow=["a"]), "tools", on=[Point.PRE_TOOL_CALL]), Rule(PIIPolicy(), on=[Point.INPUT])]
+    )
+    subject = governor(At(), policies=[PolicySet([], name="empty"), rules])
+    covered = {point for point in Point if subject.covers(point)}
+    assert covered == {Point.PRE_TOOL_CALL, Point.INPUT, Point.POST_MODEL_CALL}
+    assert {point for point in Point if governor(policies=[PIIPolicy()]).covers(point)} == set(Point)
+
+
+@pytest.mark.parametrize(
+    ("policies", "plugins", "reads"),
+    [
+        ([], [], False),
+        ([PolicySet([ToolPolicy(allow=["a"])])], [], False),
+        ([PolicySet([Rule(PIIPolicy(), on=[Point.POST_MODEL_CALL])])], [], True),
+        ([PolicySet([Rule(PIIPolicy(), on=[Point.OUTPUT])])], [], True),
+        ([PolicySet([Rule(PIIPolicy(), on=[Point.INPUT])])], [], False),
+        ([Counts(0)], [], True),
+        ([], [At()], True),
+        ([], [Says(ALLOW)], False),
+    ],
+)
+def test_a_governor_reads_replies_where_a_rule_judges_the_texts_of_models(
+    policies: list[Any], plugins: list[Any], reads: bool
+) -> None:
+    assert governor(*plugins, policies=policies).reads_replies() is reads
