@@ -29,6 +29,7 @@ FILES = tuple(ACT_PATH)
 TESTS = (
     "tests/core/test_flow.py",
     *sorted(str(path) for path in Path("tests/governor").glob("test_*.py")),
+    "tests/golden/test_decisions.py",
     "tests/instrumentation/test_governed_calls.py",
     "tests/instrumentation/test_live_span.py",
     "tests/types/test_types.py",
