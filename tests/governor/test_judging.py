@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
 
 from lgov_core.governor import Governor
 from lgov_core.hookspecs import hookimpl
-from lgov_core.plugins import make_plugin_manager, register
+from lgov_core.plugins import PolicyPlugin, make_plugin_manager, register
 from lgov_core.policies import BoundedPolicy, PIIPolicy, PolicySet, Rule, ToolPolicy
 from lgov_core.types import Action, Decision, Effect, Point
 from tests.governor.governors import ALLOW, DENY, Says, both, call, governor
@@ -67,6 +68,31 @@ def test_a_decision_has_the_name_of_the_policy_or_of_the_plugin() -> None:
     manager = make_plugin_manager([], builtin=(), third_party=False)
     manager.register(Says(Decision(Effect.DENY, "", "no", "Not now.")), name="a-plugin")
     assert Governor(manager=manager).decide(call()).policy == "a-plugin"
+
+
+def test_a_policy_that_breaks_is_named_as_a_policy_and_as_a_plugin() -> None:
+    class Breaks(BoundedPolicy):
+        name = "fragile"
+
+        def judge(self, action: Action) -> Decision:
+            raise OSError
+
+    manager = make_plugin_manager([], builtin=(), third_party=False)
+    manager.register(PolicyPlugin(Breaks()), name="a-plugin")
+    for subject, name in ((Governor(Breaks()), "fragile"), (Governor(manager=manager), "a-plugin")):
+        decision = subject.decide(call())
+        assert (decision.effect, decision.policy, decision.rule) == (Effect.DENY, name, "policy-error")
+
+
+def test_a_decision_says_how_many_microseconds_the_judgement_took() -> None:
+    def judge(action: Action) -> Decision:
+        time.sleep(0.02)
+        return ALLOW
+
+    began = time.perf_counter()
+    decision = governor(Says(judge)).decide(call())
+    assert 20_000 <= decision.latency_us <= (time.perf_counter() - began) * 1e6
+    assert 0 < Governor(PolicySet([ToolPolicy(allow=["*"])])).decide(call()).latency_us < 1e6
 
 
 def test_a_set_that_is_a_plugin_is_asked_rule_by_rule() -> None:
