@@ -109,7 +109,7 @@ def test_the_files_import_nothing_else_of_lgov() -> None:
 
 
 def test_the_files_do_not_grow() -> None:
-    assert sum(code_lines((ROOT / file).read_text()) for file in ACT_PATH) <= 2_800
+    assert sum(code_lines((ROOT / file).read_text()) for file in ACT_PATH) <= 3_000
 
 
 def test_the_page_has_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
