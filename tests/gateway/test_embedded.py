@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
+from lgov_core.errors import EndpointError
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.models import LanguageModel
 from lgov_core.wire.exchange import ChatRequest
@@ -175,3 +177,75 @@ async def test_a_stream_amounts_to_the_completion(taught: LanguageModel) -> None
     (sent,) = [tool for delta in deltas for tool in delta["delta"].get("tool_calls", ())]
     assert (sent["id"], sent["function"]["arguments"]) == (call.call_id, call.arguments)
     assert deltas[-1]["finish_reason"] == "tool_calls"
+
+
+def slowed(model: LanguageModel, entered: list[int]) -> Callable[[], None]:
+    """Makes each layer take 0.3 s and note its number when it begins; returns what undoes that."""
+
+    def before(number: int) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            entered.append(number)
+            time.sleep(0.3)
+
+        return hook
+
+    layers = cast("Any", model.module).model.layers
+    handles = [layer.register_forward_pre_hook(before(number)) for number, layer in enumerate(layers)]
+
+    def undo() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return undo
+
+
+async def began(entered: list[int]) -> None:
+    while not entered:
+        await asyncio.sleep(0.01)
+
+
+async def test_a_prompt_whose_client_leaves_is_given_up_and_the_others_go_on_as_before() -> None:
+    model = tiny()
+    async with running_engine(model) as engine:
+        alone = await engine.chat(ask(seed=7))
+    entered: list[int] = []
+    async with running_engine(model) as engine:
+        running = asyncio.create_task(engine.chat(ask(seed=7)))
+        await asyncio.sleep(0.01)
+        undo = slowed(model, entered)
+        leaving = asyncio.create_task(engine.chat(ask("pay " * 40, seed=1)))
+        await asyncio.sleep(0.1)
+        leaving.cancel()
+        undo()
+        assert (await running).response_ids == alone.response_ids
+        assert (await engine.chat(ask(seed=7))).response_ids == alone.response_ids
+
+
+async def test_an_engine_ends_while_a_prompt_is_read() -> None:
+    model, entered = tiny(), list[int]()
+    layers = len(cast("Any", model.module).model.layers)
+    engine = EmbeddedEngine(model)
+    await engine.start()
+    undo = slowed(model, entered)
+    reading = asyncio.create_task(engine.chat(ask("pay " * 40)))
+    await began(entered)
+    await engine.close()
+    undo()
+    with pytest.raises(EndpointError, match="the engine is closed"):
+        await reading
+    assert layers > 1
+    assert entered == [0], "the layers behind the first were read"
+
+
+async def test_a_prompt_that_is_left_before_its_second_layer_is_not_read_further() -> None:
+    model, entered = tiny(), list[int]()
+    async with running_engine(model) as engine:
+        undo = slowed(model, entered)
+        leaving = asyncio.create_task(engine.chat(ask("pay " * 40)))
+        await began(entered)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        await asyncio.sleep(0.8)
+        undo()
+    assert entered == [0], "the layers behind the first were read"

@@ -18,6 +18,7 @@ import torch
 
 from lgov_core.errors import EndpointError, ModelError
 from lgov_core.gateway.engine.generation import Decoder, Row
+from lgov_core.gateway.engine.kv_cache import Interrupted
 
 logger = logging.getLogger(__name__)
 
@@ -78,9 +79,12 @@ class DecodeWorker:
                 self._thread.start()
 
     def close(self) -> None:
-        """Fails the jobs that run and wait with an `EndpointError` (503) and ends the thread. May be called again."""
+        """Fails the jobs that run and wait with an `EndpointError` (503) and ends the thread. May be called again.
+
+        A prompt that is being read is given up at the model's next layer.
+        """
         with self._changed:
-            self._closing = True
+            self._closing = self._decoder.ending = True
             self._changed.notify_all()
             thread = self._thread
         if thread is not None:
@@ -210,6 +214,10 @@ class DecodeWorker:
             return
         try:
             self._decoder.admit(list(fresh))
+        except Interrupted:
+            for job in fresh.values():
+                _settle(job, _closed())
+            return
         except Exception as error:  # noqa: BLE001  logged, and raised in the waiting calls
             self._decoder.forget()
             _fail(fresh, error)

@@ -145,6 +145,10 @@ class Decoder:
         self._prefixes = PrefixCache(keep_bytes)
         self._keeps = keep_bytes > 0
         self._cache: SlotCache | None = None
+        #: Whether the engine is ending; set by whoever ends it.
+        self.ending = False
+        #: The rows of which the prompts are being read.
+        self._admitted: Sequence[Row] = ()
         #: The running sequences, one a slot; how many of its tokens each has in the cache.
         self.rows: list[Row] = []
         self._lengths: list[int] = []
@@ -167,11 +171,13 @@ class Decoder:
     def admit(self, rows: Sequence[Row]) -> None:
         """Reads the prompts and draws the first token of each row, which then runs with the others.
 
-        When it raises, the others are unharmed.
+        When it raises, the others are unharmed. Raises `Interrupted` between two layers once all of the rows are abandoned, or
+        the engine is ending: a long prompt takes minutes.
         """
         if self._module.training:
             self._module.eval()
         running = len(self.rows)
+        self._admitted = rows
         try:
             for readings in self._shared(rows):
                 self._read_apart(readings)
@@ -184,10 +190,15 @@ class Decoder:
                 self._cache.wipe(running)
             raise
         finally:
+            self._admitted = ()
             if self._keeps:
                 self._prefixes.trim()
             else:
                 self._prefixes.forget()
+
+    def _is_over(self) -> bool:
+        admitted = self._admitted
+        return bool(admitted) and (self.ending or all(row.abandoned for row in admitted))
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -251,7 +262,8 @@ class Decoder:
     def _read_apart(self, readings: list[_Reading]) -> None:
         """Reads beginnings, only to keep them."""
         for bucket in _buckets(readings):
-            cache = SlotCache(self._layers, len(bucket), max(len(reading.ids) for reading in bucket))
+            columns = max(len(reading.ids) for reading in bucket)
+            cache = SlotCache(self._layers, len(bucket), columns, self._is_over)
             self._fill(cache, 0, bucket)
             for slot, reading in enumerate(bucket):
                 self._keep(cache, slot, reading.policy, reading.ids)
@@ -264,7 +276,7 @@ class Decoder:
             for reading in readings
         )
         if self._cache is None:
-            self._cache = SlotCache(self._layers, slots, columns)
+            self._cache = SlotCache(self._layers, slots, columns, self._is_over)
         self._cache.reserve(slots, columns)
         for bucket in _buckets(readings):
             first = len(self.rows)

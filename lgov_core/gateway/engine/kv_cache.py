@@ -23,14 +23,20 @@ Piece = tuple[torch.Tensor, torch.Tensor]
 _GROWTH = 64
 
 
+class Interrupted(Exception):
+    """Raised between two layers of a forward pass that nobody waits for any more."""
+
+
 class _Window:
     """Which slots a forward pass runs on, and where its tokens go.
 
     ``rows`` and ``columns`` (int64 [tokens]) name the slot and the column of every new token, ``own`` (bool [slots, new])
-    which of the new columns are tokens; None: one token a slot. ``seen`` is how many columns are attended to.
+    which of the new columns are tokens; None: one token a slot. ``seen`` is how many columns are attended to. ``is_over`` is
+    asked at each layer: true ends the pass.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_over: Callable[[], bool]) -> None:
+        self.is_over = is_over
         self.first = 0
         self.count = 0
         self.seen = 0
@@ -59,7 +65,9 @@ class _SlotLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes the new tokens to their columns; returns the columns of the window's slots, as views."""
+        """Writes the new tokens to their columns; returns the columns of the window's slots, as views. Raises `Interrupted`."""
+        if self.window.is_over():
+            raise Interrupted
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         window = self.window
@@ -94,8 +102,8 @@ class _SlotLayer(DynamicLayer):
 class SlotCache(Cache):
     """The keys and values of many sequences. A sequence's tokens are in the columns from 0 of its slot."""
 
-    def __init__(self, layers: int, slots: int, columns: int) -> None:
-        self._window = _Window()
+    def __init__(self, layers: int, slots: int, columns: int, is_over: Callable[[], bool] = lambda: False) -> None:
+        self._window = _Window(is_over)
         self._slots, self._columns = slots, columns
         self._layers = [_SlotLayer(self._window, slots, columns) for _ in range(layers)]
         super().__init__(layers=[*self._layers])
