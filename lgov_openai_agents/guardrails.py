@@ -8,10 +8,11 @@ SDK's traces are not sent to the vendor, and are shown to the governor where not
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agents import (
+    FunctionTool,
     GuardrailFunctionOutput,
     InputGuardrail,
     OutputGuardrail,
@@ -31,7 +32,7 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor, readable_json, semconv
 from lgov_core.instrumentation.live_span import LiveSpan, covered_call
 from lgov_core.instrumentation.model_call import ModelCall
-from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading
+from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading, unreadable_arguments
 from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome
 from lgov_openai_agents._internals import trace_processors
 from lgov_openai_agents.items import (
@@ -45,7 +46,7 @@ from lgov_openai_agents.items import (
 )
 from lgov_openai_agents.proposals import model_name
 from lgov_openai_agents.runs import agent_name, agent_span, current_run, tool_action
-from lgov_openai_agents.tools import is_governed
+from lgov_openai_agents.tools import FunctionArguments, is_governed
 
 _NAME = "lgov"
 
@@ -76,11 +77,12 @@ class LgovToolGuardrails:
         if current_run(self.governor) is not None:
             return ToolGuardrailFunctionOutput.allow()
         context = data.context
-        arguments = arguments_of(context.tool_arguments)
         name, call_id = context.qualified_tool_name, context.tool_call_id
+        tool = next((tool for tool in data.agent.tools if getattr(tool, "qualified_name", None) == name), None)
+        arguments, unreadable = _as_run(self.governor, tool, name, context.tool_arguments)
         action = tool_action(self.governor, name, "function", arguments, data, call_id=call_id, agent=data.agent)
         call = GovernedToolCall(self.governor, action)
-        decision = await self.governor.adecide(call.action)
+        decision = unreadable or await self.governor.adecide(call.action)
         if not decision.blocks and decision.arguments is None:
             self._permitted[context] = call, decision
             return ToolGuardrailFunctionOutput.allow()
@@ -98,6 +100,18 @@ class LgovToolGuardrails:
         await self.governor.arecord(outcome)
         decision = await self.governor.adecide(call.result_action(reading, data))
         return _output(decision, decision.denial_message(after=True) if decision.blocks else decision.text)
+
+
+def _as_run(governor: Governor, tool: Any, name: str, text: str | None) -> tuple[Mapping[str, Any], Decision | None]:
+    """The arguments with which the SDK will run ``tool``, or the denial of those that no policy can judge.
+
+    It validates them again itself: nothing can be handed over from here.
+    """
+    if not isinstance(tool, FunctionTool):
+        return arguments_of(text), None
+    validated = FunctionArguments(tool, text or "", name)
+    problem = validated.problem if governor.evaluates(Point.PRE_TOOL_CALL) else None
+    return validated.arguments, None if problem is None else unreadable_arguments(name, problem)
 
 
 def _output(decision: Decision, text: str | None) -> ToolGuardrailFunctionOutput:
@@ -221,10 +235,10 @@ class LgovRunHooks(RunHooks[Any]):
         if current_run(self.governor) is not None or covered_call() is not None or _is_governed(tool):
             return
         name = getattr(context, "qualified_tool_name", None) or tool.name
-        arguments = arguments_of(getattr(context, "tool_arguments", None))
+        arguments, unreadable = _as_run(self.governor, tool, name, getattr(context, "tool_arguments", None))
         call_id = getattr(context, "tool_call_id", None)
         action = tool_action(self.governor, name, "function", arguments, context, call_id=call_id, agent=agent)
-        decision = await self.governor.adecide(action)
+        decision = unreadable or await self.governor.adecide(action)
         if decision.blocks or decision.arguments is not None:
             await self.governor.arecord(ToolOutcome(action, "denied", decision=decision))
             raise PolicyDenied(decision)

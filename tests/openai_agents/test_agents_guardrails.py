@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from contextlib import suppress
+from typing import Annotated, Any
 
 import pytest
 from agents import (
@@ -19,6 +20,7 @@ from agents import (
 )
 from cells import ANSWER, Seen, asks, says
 from cells_agents import chat_model, deny, denying, instrumented, make_governor, run, transform
+from pydantic import AliasChoices, Field
 
 from lgov_core.errors import PolicyDenied
 from lgov_core.testing import ScriptedModelServer
@@ -94,6 +96,34 @@ def test_a_guardrail_cannot_change_arguments_so_it_rejects(seen: Seen, ran: list
         assert "with other arguments" in str(server.requests[-1].body)
     assert ran == []
     assert [outcome.status for outcome in seen.outcomes] == ["denied"]
+
+
+@pytest.mark.parametrize("way", ["guardrail", "hooks"])
+@pytest.mark.parametrize("text", ['{"file": "a", "file": "b"}', '{"file": "a", "path": "b"}', '{"file": "a"}'])
+def test_what_the_tool_will_get_is_judged(way: str, text: str, seen: Seen) -> None:
+    governor, got = make_governor(lambda action: None, seen), list[str]()
+    guards = LgovToolGuardrails(governor)
+    options: Any = {"tool_input_guardrails": [guards.before], "tool_output_guardrails": [guards.after]}
+
+    def read(path: Annotated[str, Field(validation_alias=AliasChoices("file", "path"))]) -> str:
+        """Reads."""
+        got.append(path)
+        return "read"
+
+    tool = function_tool(read, strict_mode=False, **(options if way == "guardrail" else {}))
+    hooks: Any = {"hooks": LgovRunHooks(governor)} if way == "hooks" else {}
+
+    def reply(body: Any) -> Any:
+        return says(ANSWER) if "tool_call_id" in str(body) else asks(("c1", "read", text))
+
+    with ScriptedModelServer(reply) as server, suppress(UserError):
+        run("async", Agent(name="a", model=chat_model(server), tools=[tool]), "go", **hooks)
+    if text != '{"file": "a"}':
+        assert got == []
+        assert [outcome.decision.rule for outcome in seen.outcomes] == ["unreadable-arguments"]
+        return
+    assert got == ["a"]
+    assert {str(event.action.arguments) for event in seen.decisions(Point.PRE_TOOL_CALL)} == {"{'path': 'a'}"}
 
 
 def test_abort_trips_the_guardrail(seen: Seen, ran: list[str]) -> None:

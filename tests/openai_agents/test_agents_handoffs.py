@@ -50,6 +50,20 @@ def erase(ran: list[str]) -> Any:
     return erase
 
 
+def test_a_hand_off_whose_arguments_are_read_differently_does_not_happen(seen: Seen) -> None:
+    text = '{"why": "a", "why": "b"}'
+    with (
+        ScriptedModelServer([asks(("c1", "transfer_to_eraser", text)), says(ANSWER)]) as server,
+        instrumented(make_governor(lambda action: None, seen)),
+    ):
+        other = Agent(name="eraser", model=chat_model(server))
+        result = run("async", Agent(name="first", model=chat_model(server), handoffs=[other]), "go")
+        assert "the arguments of transfer_to_eraser cannot be judged" in str(server.requests[-1].body)
+    assert result.last_agent.name == "first"
+    (outcome,) = seen.outcomes
+    assert (outcome.status, outcome.decision.rule) == ("invalid_args", "unreadable-arguments")
+
+
 @pytest.mark.parametrize("mode", ["sync", "streaming"])
 def test_an_allowed_hand_off_goes_on_with_the_other_agent(mode: str, erase: Any, ran: list[str], seen: Seen) -> None:
     replies = [asks(("c1", "transfer_to_eraser", {})), asks(("c2", "erase", {"path": "x"})), says(ANSWER)]
