@@ -41,6 +41,14 @@ def test_transforms_may_change_an_action_three_times_and_no_more() -> None:
         assert decision.arguments is None
 
 
+def test_a_set_that_changes_an_action_twice_allows_what_it_judged_last() -> None:
+    rules = PolicySet([Counts(2), ToolPolicy(allow=["*"])])
+    for decision in both(Governor(rules), call(n=0)):
+        assert decision.effect is Effect.TRANSFORM
+        assert decision.arguments == {"n": 2}
+        assert [part.policy for part in decision.parts] == ["counts", "tool"]
+
+
 def test_an_act_that_nothing_answers_is_denied_and_no_ones_fault() -> None:
     for decision in both(governor(Says(None)), call()):
         assert (decision.effect, decision.policy, decision.rule) == (Effect.DENY, "lgov", "no-policy")
