@@ -121,7 +121,7 @@ class Judges:
         if not decisions and action.point is Point.PRE_TOOL_CALL:
             decisions = [Decision(Effect.DENY, "lgov", "no-policy", "No policy covers this act.", Severity.CRITICAL)]
         latency_us = (time.perf_counter() - began) * 1e6
-        if len(rounds) == len(answers) == len(decisions) == 1 and answers[0][0].members is not None:
+        if len(rounds) == len(answers) == 1 and answers[0][0].members is not None:
             (decision,) = decisions  # of one set, which has combined it
             decision.latency_us = latency_us
             return decision
