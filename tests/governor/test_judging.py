@@ -49,6 +49,20 @@ def test_a_set_that_changes_an_action_twice_allows_what_it_judged_last() -> None
         assert [part.policy for part in decision.parts] == ["counts", "tool"]
 
 
+def test_the_rules_beside_a_set_that_changes_an_action_count_too() -> None:
+    rules = PolicySet([Counts(1), ToolPolicy(allow=["*"])])
+    for decision in both(Governor([rules, ToolPolicy(allow=["*"], name="beside")]), call(n=0)):
+        assert decision.arguments == {"n": 1}
+        assert [part.policy for part in decision.parts] == ["counts", "tool", "beside"]
+
+
+def test_a_decision_has_its_parts_and_a_policys_own_is_left_as_it_is() -> None:
+    for decision in both(governor(Says(ALLOW)), call()):
+        assert [(part.policy, part.rule) for part in decision.parts] == [("p", "fine")]
+        assert decision is not ALLOW
+    assert ALLOW.latency_us == 0
+
+
 def test_an_act_that_nothing_answers_is_denied_and_no_ones_fault() -> None:
     for decision in both(governor(Says(None)), call()):
         assert (decision.effect, decision.policy, decision.rule) == (Effect.DENY, "lgov", "no-policy")
