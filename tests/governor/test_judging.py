@@ -12,6 +12,7 @@ from lgov_core.governor import Governor
 from lgov_core.hookspecs import hookimpl
 from lgov_core.plugins import PolicyPlugin, make_plugin_manager, register
 from lgov_core.policies import BoundedPolicy, PIIPolicy, PolicySet, Rule, ToolPolicy
+from lgov_core.policies.policy_set import explain
 from lgov_core.types import Action, Decision, Effect, Point
 from tests.governor.governors import ALLOW, DENY, Says, both, call, governor
 
@@ -197,3 +198,47 @@ def test_a_governor_reads_replies_where_a_rule_judges_the_texts_of_models(
     policies: list[Any], plugins: list[Any], reads: bool
 ) -> None:
     assert governor(*plugins, policies=policies).reads_replies() is reads
+
+
+# ---------------------------------------------------------------------- conditions, and rules that are asked last
+
+
+class BreaksOff:
+    """A condition that raises what no condition should."""
+
+    source = "breaks"
+
+    def holds(self, action: Action) -> bool:
+        raise OSError("a secret")
+
+
+def test_a_condition_that_breaks_denies_in_the_name_of_its_rule() -> None:
+    rule = Rule(ToolPolicy(allow=["*"]), "tools")
+    rule.condition = BreaksOff()  # type: ignore[assignment]
+    for decision in both(Governor(PolicySet([rule, Rule(ToolPolicy(allow=["*"]), "others")])), call()):
+        assert (decision.effect, decision.policy, decision.rule) == (Effect.DENY, "tools", "condition-error")
+        assert decision.reason == "The condition of rule tools raised OSError."
+        assert decision.fault
+
+
+class Last(BoundedPolicy):
+    """A policy that is asked last, such as an approval."""
+
+    name, deferred = "last", True
+
+    def judge(self, action: Action) -> Decision:
+        return self.allow()
+
+
+@pytest.mark.parametrize(
+    ("allowed", "tools", "covers", "skipped"),
+    [("other", ["run_sql"], True, True), ("other", ["other"], False, False), ("run_sql", ["run_sql"], True, False)],
+)
+def test_a_rule_that_is_asked_last_is_skipped_where_another_denies(
+    allowed: str, tools: list[str], covers: bool, skipped: bool
+) -> None:
+    rules = PolicySet([Rule(Last(), "last", tools=tools), Rule(ToolPolicy(allow=[allowed]), "tools")])
+    first, last = explain(rules, call()).verdicts
+    assert (first.rule, first.covers, first.skipped) == ("tools", True, False)
+    assert (last.rule, last.covers, last.skipped) == ("last", covers, skipped)
+    assert (last.decision is None) is (skipped or not covers)
