@@ -139,6 +139,22 @@ def test_a_set_that_is_a_plugin_is_asked_rule_by_rule() -> None:
     ]
 
 
+@pytest.mark.parametrize(("is_bounded", "here"), [(True, True), (False, False)])
+def test_a_policy_that_promises_bounded_cost_judges_in_the_thread_of_the_caller(is_bounded: bool, here: bool) -> None:
+    class Where(BoundedPolicy):
+        name, bounded = "where", is_bounded
+
+        def judge(self, action: Action) -> Decision:
+            threads.append(threading.get_ident())
+            return self.allow()
+
+    threads: list[int] = []
+    subject = Governor(Where())
+    both(subject, call())
+    subject.close()
+    assert [thread == threading.get_ident() for thread in threads] == [here, here]
+
+
 def test_a_hundred_judgements_wait_at_the_same_time() -> None:
     together = threading.Barrier(100, timeout=20)
 
