@@ -76,7 +76,10 @@ class RunWatch:
         self._began = datetime.now(UTC).isoformat(" ", "seconds")
         self._held = ExitStack()
         try:
-            self._held.enter_context(hold(self._lock))
+            try:
+                self._held.enter_context(hold(self._lock))
+            except FileNotFoundError:  # another run, which ended just now, has removed the folder
+                self._held.enter_context(hold(self._lock))
             self._write()
         except OSError as error:
             self._held.close()
@@ -109,6 +112,8 @@ class RunWatch:
         self._note.unlink(missing_ok=True)
         self._held.close()
         self._lock.unlink(missing_ok=True)
+        with suppress(OSError):  # other runs have notes there
+            self._note.parent.rmdir()
 
 
 def notes_of(audit: Path) -> Path:
@@ -174,6 +179,8 @@ def _forget(note: Path) -> None:
     with suppress(HeldByAnother, OSError), hold(lock):
         note.unlink(missing_ok=True)
         lock.unlink(missing_ok=True)
+    with suppress(OSError):  # other runs have notes there
+        note.parent.rmdir()
 
 
 def _read(note: Path) -> tuple[str, dict[str, Seen]]:

@@ -106,7 +106,7 @@ def test_an_edit_between_runs_is_the_owners(folder: Path) -> None:
     (folder / "lgov.toml").write_text("timeout_s = 3\n")
     again = run(folder, "print('it ran')")
     assert (again.returncode, again.stdout) == (0, "it ran\n")
-    assert not list(notes_of(folder / ".lgov" / "audit.db").iterdir())
+    assert not notes_of(folder / ".lgov" / "audit.db").exists()
 
 
 def test_a_killed_run_is_compared_at_the_next_start(folder: Path) -> None:
@@ -114,6 +114,9 @@ def test_a_killed_run_is_compared_at_the_next_start(folder: Path) -> None:
     program.send_signal(signal.SIGKILL)
     program.wait()
     assert run(folder, "").returncode == 0, "nothing changed: its note is forgotten"
+    (folder / "policy.yaml").write_text(POLICY + "name: mine\n")
+    assert run(folder, "").returncode == 0, "an edit after that is the owner's"
+    (folder / "policy.yaml").write_text(POLICY)
     program = begin(folder)
     (folder / "policy.yaml").write_text(POLICY + "mode: shadow\n")
     program.send_signal(signal.SIGKILL)
