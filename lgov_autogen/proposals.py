@@ -19,7 +19,8 @@ from autogen_core.tools import BaseTool
 from lgov_autogen._internals import has_handoffs, is_handoff
 from lgov_autogen.messages import call_arguments, judged_arguments
 from lgov_autogen.runs import current_run
-from lgov_autogen.tools import ToolModel, tool_action
+from lgov_autogen.tool_models import ToolModel
+from lgov_autogen.tools import tool_action
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import BoundedDict, Flow, Governor
 from lgov_core.instrumentation.conversation_memory import MAX_REMEMBERED

@@ -23,20 +23,18 @@ from agents.tool import ShellCallOutcome, ShellCommandOutput, ShellResult
 
 from lgov_core.instrumentation import Governor, arun_flow
 from lgov_core.instrumentation.live_span import covered_call, note_error
-from lgov_core.instrumentation.tool_arguments import ToolArguments, Unreadable, validate_by_name
+from lgov_core.instrumentation.tool_arguments import ToolArguments
 from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading, failure_status, tool_flow
 from lgov_core.types import Kind, ToolStatus
-from lgov_core.wire.turns import JSON, read_arguments
 from lgov_openai_agents._internals import (
     Invoke,
     bind,
-    function_schema_of,
     hand_over,
     kind_of,
     observe_errors,
-    prepared_arguments,
 )
-from lgov_openai_agents.items import arguments_of, arguments_text, result_text, text_of
+from lgov_openai_agents.function_arguments import FunctionArguments
+from lgov_openai_agents.items import result_text, text_of
 from lgov_openai_agents.runs import current_run, parent_in, tool_action
 
 #: The part of its timeout that a cancelled tool must have used: the SDK's clock started a little earlier.
@@ -96,63 +94,6 @@ async def awaited(result: Any) -> Any:
 
 
 # ---------------------------------------------------------------------- function tools
-
-
-class FunctionArguments(ToolArguments):
-    """The arguments text ``raw`` of one call of ``tool``, as the SDK or, for a tool of its own making, the program reads it."""
-
-    def __init__(self, tool: FunctionTool, raw: str, tool_name: str) -> None:
-        self.text, self._name, self._tool = raw, tool_name, tool
-        self._made = function_schema_of(tool)
-        super().__init__(arguments_of(raw))
-
-    @property
-    def schema(self) -> Any:
-        """See `ToolArguments.schema`."""
-        return None if self._made is None else self._made[0].params_pydantic_model
-
-    def validate(self, raw: JSON, *, by_name: bool) -> tuple[Any, Mapping[str, Any]]:
-        """See `ToolArguments.validate`."""
-        if by_name:
-            self.text = arguments_text(raw, self.text)
-        if read_arguments(self.text) is None:
-            raise Unreadable
-        if self._made is None:
-            self._check_closed(raw)
-            return None, raw
-        schema, prepare = self._made
-        if by_name:
-            native = prepared_arguments(schema, prepare, self.text, validate_by_name(self.schema, raw))
-        else:
-            native = prepare(self.text, self._name)
-        return native, _by_parameter(schema, native)
-
-    def _check_closed(self, raw: JSON) -> None:
-        """Raises `Unreadable` for names that the schema does not have: who reads the text then may take them for others."""
-        schema = self._tool.params_json_schema
-        more = schema.keys() & {"additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf"}
-        is_closed = schema.get("additionalProperties") is False or not more
-        unknown = raw.keys() - schema.get("properties", raw).keys()
-        if is_closed and unknown and kind_of(self._tool) == "function":
-            raise Unreadable(f"the tool has no argument {' and no argument '.join(sorted(unknown))}")
-
-
-def _by_parameter(schema: Any, prepared: Any) -> JSON:
-    """The values that the function gets, by the names of its parameters."""
-    args, named = list(prepared.args), dict(prepared.kwargs)
-    values: JSON = {}
-    for number, (name, parameter) in enumerate(schema.signature.parameters.items()):
-        if number == 0 and schema.takes_context:
-            continue
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            values[name], args = args, []
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            values[name], named = named, {}
-        elif name in named and (parameter.kind is parameter.KEYWORD_ONLY or not args):
-            values[name] = named.pop(name)
-        else:
-            values[name] = args.pop(0)
-    return values
 
 
 async def govern_function(governor: Governor, tool: FunctionTool, invoke: Invoke, context: Any, raw: str) -> Any:

@@ -82,6 +82,7 @@ class ToolArguments(ABC):
         """
         self.problem = self.error = None
         self.raw, self._by_name, self._is_taken = self._own(changed), True, False
+        self.arguments = self.raw
         self._read()
         return None if self.problem is not None or self.error is not None else self.arguments
 

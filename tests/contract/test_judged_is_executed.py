@@ -274,6 +274,7 @@ BOTH = {"names": ["both"] * 3, "values": [0] * 3, "more": False, "twice": False,
 @example(schema=SAME, choice={**BOTH, "names": ["alias"] * 3})
 @example(schema=SAME, choice={**BOTH, "names": ["alias"] * 3, "twice": True})
 @example(schema=SAME, choice={**BOTH, "names": ["alias"] * 3, "rewrites": True})
+@example(schema=SAME, choice={**BOTH, "names": ["none"] * 3, "more": True, "rewrites": True})
 @example(schema=DOUBLING, choice={**BOTH, "names": ["name"] * 3, "rewrites": True})
 def test_what_a_function_gets_was_judged(name: str, way: str, model: Model, schema: Any, choice: Any) -> None:
     config = ConfigDict(populate_by_name=schema["by_name"], extra=schema["extra"])
