@@ -35,7 +35,6 @@ from lgov_core.instrumentation.model_call import ModelCall
 from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading, unreadable_arguments
 from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome
 from lgov_openai_agents._internals import trace_processors
-from lgov_openai_agents.function_arguments import FunctionArguments
 from lgov_openai_agents.items import (
     FRAMEWORK,
     arguments_of,
@@ -46,7 +45,7 @@ from lgov_openai_agents.items import (
     result_text,
 )
 from lgov_openai_agents.proposals import model_name
-from lgov_openai_agents.runs import agent_name, agent_span, current_run, tool_action
+from lgov_openai_agents.runs import FunctionArguments, agent_name, agent_span, current_run, tool_action
 from lgov_openai_agents.tools import is_governed
 
 _NAME = "lgov"

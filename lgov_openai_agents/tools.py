@@ -33,9 +33,8 @@ from lgov_openai_agents._internals import (
     kind_of,
     observe_errors,
 )
-from lgov_openai_agents.function_arguments import FunctionArguments
 from lgov_openai_agents.items import result_text, text_of
-from lgov_openai_agents.runs import current_run, parent_in, tool_action
+from lgov_openai_agents.runs import FunctionArguments, current_run, parent_in, tool_action
 
 #: The part of its timeout that a cancelled tool must have used: the SDK's clock started a little earlier.
 _NEARLY = 0.95

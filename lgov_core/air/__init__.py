@@ -20,8 +20,7 @@ from lgov_core.air.outcome_rewards import (
     scope,
     use,
 )
-from lgov_core.air.rule_file import AIR_FILE_SCHEMA, load_rules, rules_of
-from lgov_core.air.rules import AirRule, AirRules, RuleSet
+from lgov_core.air.rules import AIR_FILE_SCHEMA, AirRule, AirRules, RuleSet, load_rules, rules_of
 
 __all__ = [
     "AIR_FILE_SCHEMA",

@@ -26,7 +26,7 @@ from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies import dry_run, load_policy_file
 from lgov_core.trace import semconv
-from lgov_core.trace.written_calls import as_object, written_calls
+from lgov_core.trace.canonical import as_object, written_calls
 from lgov_core.types import BLOCKING, Action, Decision, Kind, Point
 
 if TYPE_CHECKING:

@@ -3,8 +3,7 @@
 `Client` uploads tasks and runs agents for a server (``python -m lgov_core.server``); `read_tasks` checks a task file.
 """
 
-from lgov_core.client.client import Client
-from lgov_core.client.result import TrainResult
+from lgov_core.client.client import Client, TrainResult
 from lgov_core.client.tasks import Resource, Task, read_tasks
 
 __all__ = ["Client", "Resource", "Task", "TrainResult", "read_tasks"]

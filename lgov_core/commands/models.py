@@ -27,7 +27,7 @@ _MADE = "made when it is first used"
 def list_models(as_json: bool) -> None:
     """List the models that lgov knows by name: its own, and promoted ones. Any transformers folder works as well."""
     from lgov_core.models.language_model import models_folder
-    from lgov_core.models.promoted import promoted_root, promoted_versions
+    from lgov_core.models.load import promoted_root, promoted_versions
 
     folder = models_folder(load_settings().cache)
     about = {
@@ -307,7 +307,7 @@ def promote(
     from lgov_core.evaluation.model import load_trained
     from lgov_core.evaluation.promotion import promote as promote_model
     from lgov_core.evaluation.promotion import roll_back
-    from lgov_core.models.promoted import promoted_folder, promoted_root
+    from lgov_core.models.load import promoted_folder, promoted_root
 
     root = promoted_root()
     earlier = promoted_folder(checkpoint, root) if "@" in checkpoint else None

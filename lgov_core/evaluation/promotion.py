@@ -22,7 +22,7 @@ from lgov_core.audit.lineage import EXPORT, LINEAGE_FILE, attest, read_attestati
 from lgov_core.audit.signing import Signer
 from lgov_core.errors import TrainError
 from lgov_core.evaluation.model import TrainedModel
-from lgov_core.models.promoted import CURRENT_FILE, MODEL_FOLDER, check_name, promoted_state
+from lgov_core.models.load import CURRENT_FILE, MODEL_FOLDER, check_name, promoted_state
 from lgov_core.train.loop.lineage import code_facts
 from lgov_core.train.loop.run_files import file_sha256
 

@@ -23,8 +23,7 @@ from lgov_core.models import LanguageModel, load_model
 from lgov_core.models.tool_formats import message_text
 from lgov_core.server.run_state import read_start
 from lgov_core.store import open_store
-from lgov_core.train.layout.logprobs import row_logprobs
-from lgov_core.train.layout.rows import TrainRow, batches_by_length
+from lgov_core.train.layout.rows import TrainRow, batches_by_length, row_logprobs
 from lgov_core.train.loop.checkpoint import load_weights
 from lgov_core.train.loop.policy_model import PolicyModel
 from lgov_core.types import CapturedCall

@@ -13,7 +13,7 @@ from lgov_core.errors import PolicyError
 from lgov_core.governor.patterns import LinearPattern, PatternLimit, pattern_steps, surely_matches
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.options import PolicyOptions, Text, Texts, takes
-from lgov_core.policies.tool_schemas import check_schema, words
+from lgov_core.policies.pins import check_schema, words
 from lgov_core.types import Action, Decision, Point, Severity
 
 #: Allowed tools are named in a denial when there are no more than this.

@@ -15,7 +15,7 @@ import click
 
 from lgov_core._util.files import open_to_others
 from lgov_core._util.words import counted
-from lgov_core.client.result import TrainingBar, TrainResult
+from lgov_core.client.client import TrainingBar, TrainResult
 from lgov_core.errors import LgovError, SettingsError
 from lgov_core.models.load import wait_without_spinning
 from lgov_core.train.settings import TrainSettings, load_train_settings

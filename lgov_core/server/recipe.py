@@ -11,8 +11,7 @@ from typing import Any
 from lgov_core.errors import SettingsError
 from lgov_core.gateway.protocol import ANY_MODEL, Engine, EngineControl
 from lgov_core.models import LanguageModel, load_model, model_source
-from lgov_core.models.load import SMALL, dtype_for
-from lgov_core.models.promoted import pinned
+from lgov_core.models.load import SMALL, dtype_for, pinned
 from lgov_core.train.algorithms.algorithms import (
     OTHERS,
     Algorithm,

@@ -34,8 +34,7 @@ import torch
 from lgov_core.errors import ModelError
 from lgov_core.models import load_model, pull_smollm2
 from lgov_core.train.layout.layouts import Layout, PaddedRows, TokenTrie
-from lgov_core.train.layout.logprobs import trained_column
-from lgov_core.train.layout.rows import TrainRow, make_rows
+from lgov_core.train.layout.rows import TrainRow, make_rows, trained_column
 from lgov_core.transitions import Transition
 from lgov_core.types import Outcome
 from tests.double_precision import double

@@ -25,8 +25,7 @@ from lgov_core.errors import ModelError  # noqa: E402
 from lgov_core.evaluation.model import load_trained  # noqa: E402
 from lgov_core.evaluation.promotion import objections  # noqa: E402
 from lgov_core.models import build_tiny, load_model, model_source  # noqa: E402
-from lgov_core.models.load import model_place  # noqa: E402
-from lgov_core.models.promoted import pinned  # noqa: E402
+from lgov_core.models.load import model_place, pinned  # noqa: E402
 from lgov_core.server.recipe import with_exact_model  # noqa: E402
 from lgov_core.train.settings import TrainSettings  # noqa: E402
 

@@ -34,6 +34,7 @@ ACT_PATH: Final[Mapping[str, str]] = {
     "lgov_core/policies/base.py": "a policy's allow and deny",
     "lgov_core/instrumentation/live_span.py": "the span of the call, and what the decision covers",
     "lgov_autogen/_internals.py": "finds the tool behind a name",
+    "lgov_autogen/tool_models.py": "the arguments as AutoGen validates them, and the kind of the call",
     "lgov_autogen/runs.py": "says which agent the call is of, and gives the governor",
 }
 
@@ -52,7 +53,7 @@ LOADED: Final[Mapping[str, str]] = {
     "lgov_core.governor.rollouts": "rewards, and the ends of rollouts",
     "lgov_core.plugins": "the plug-ins of a governor that has some",
     "lgov_core.policies.options": "checks when a policy is made",
-    "lgov_core.policies.tool_schemas": "checks when a policy is made",
+    "lgov_core.policies.pins": "checks when a policy is made",
     "lgov_core._util.file_kind": "kinds of SQLite files",
     "lgov_core._util.sqlite_file": "opens the record",
     "lgov_core.audit.reading": "reads the record",

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lgov_core import Client
-from lgov_core.client.result import TrainResult
+from lgov_core.client.client import TrainResult
 from lgov_core.client.wire import ServerConnection
 from lgov_core.server.run_state import RunState
 from lgov_core.server.training import TrainingServer

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lgov_core.client.result import TrainResult, time_left
+from lgov_core.client.client import TrainResult, time_left
 from lgov_core.errors import TrainError
 from lgov_core.server.run_state import RunState
 

@@ -11,8 +11,7 @@ torch = pytest.importorskip("torch", reason='needs the extra "train"')
 transformers = pytest.importorskip("transformers", reason='needs the extra "train"')
 
 from lgov_core.train.layout.layouts import Layout, PaddedRows  # noqa: E402
-from lgov_core.train.layout.logprobs import head_scores  # noqa: E402
-from lgov_core.train.layout.rows import TrainRow  # noqa: E402
+from lgov_core.train.layout.rows import TrainRow, head_scores  # noqa: E402
 
 
 def model() -> Any:

@@ -174,8 +174,7 @@ def test_kl_importance_value_loss_and_entropy_are_verls() -> None:
     assert float(values.mean()) == close(SAID["value loss"])
     from types import SimpleNamespace
 
-    from lgov_core.train.layout.logprobs import head_scores
-    from lgov_core.train.layout.rows import TrainRow
+    from lgov_core.train.layout.rows import TrainRow, head_scores
 
     logits = torch.tensor(GIVEN["logits"])
     identity = torch.nn.Identity()

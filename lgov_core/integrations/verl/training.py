@@ -197,7 +197,7 @@ def run_on_verl(job: TrainingJob) -> Mapping[str, Any]:
 
 def _stated(settings: TrainSettings) -> Mapping[str, Any]:
     """The facts that the checkpoints state of the run. Raises `PolicyError`, and `AuditError` for a key that cannot be used."""
-    from lgov_core.models.promoted import pinned
+    from lgov_core.models.load import pinned
     from lgov_core.train.loop.lineage import policy_facts
 
     rules = settings.runtime.policy

@@ -14,8 +14,7 @@ import torch
 
 from lgov_core.errors import TrainError
 from lgov_core.train.layout.layouts import Layout
-from lgov_core.train.layout.logprobs import trained_column
-from lgov_core.train.layout.rows import RowCall, TrainRow
+from lgov_core.train.layout.rows import RowCall, TrainRow, trained_column
 from lgov_core.transitions.tokens import make_chains
 from lgov_core.transitions.transition_set import Transition
 

@@ -17,8 +17,7 @@ import torch
 
 from lgov_core.errors import TrainError
 from lgov_core.train.algorithms.algorithms import SupervisedConfig
-from lgov_core.train.layout.logprobs import row_logprobs
-from lgov_core.train.layout.rows import TrainRow, batches_by_length, make_rows
+from lgov_core.train.layout.rows import TrainRow, batches_by_length, make_rows, row_logprobs
 from lgov_core.transitions.messages import Keep, totals_of, unfit
 from lgov_core.transitions.transition_set import Transition, TransitionSet, by_rollout
 

@@ -35,8 +35,7 @@ from lgov_core.train.algorithms.passes import (
     with_values,
 )
 from lgov_core.train.layout.layouts import Layout, layout_for
-from lgov_core.train.layout.logprobs import autocast, base_model, head_scores, memory_errors
-from lgov_core.train.layout.rows import TrainRow
+from lgov_core.train.layout.rows import TrainRow, autocast, base_model, head_scores, memory_errors
 from lgov_core.transitions import CreditRules, TransitionSet, assign_credit
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from lgov_core.errors import LgovError, TransitionError
 from lgov_core.store import TraceStore, open_store
 from lgov_core.trace import semconv
-from lgov_core.trace.written_calls import written_calls
+from lgov_core.trace.canonical import written_calls
 from lgov_core.train.loop.run_files import read_metrics, train_lines
 from lgov_core.transitions import Diagnostic
 from lgov_core.transitions.build import CUT_OFF, INTERMEDIATE

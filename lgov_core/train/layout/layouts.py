@@ -27,8 +27,7 @@ import torch
 
 from lgov_core._util.containers import BoundedDict, common_prefix
 from lgov_core.errors import TrainError
-from lgov_core.train.layout.logprobs import base_model, head_scores, row_states
-from lgov_core.train.layout.rows import TrainRow, batches_by_length
+from lgov_core.train.layout.rows import TrainRow, base_model, batches_by_length, head_scores, row_states
 from lgov_core.train.layout.segment_attention import Segments, attending, pass_size
 from lgov_core.transitions.tokens import make_nodes
 

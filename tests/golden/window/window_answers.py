@@ -12,9 +12,9 @@ from dataclasses import asdict
 from typing import Any, Final
 from urllib.parse import quote
 
+from lgov_core.commands.export import json_lines
 from lgov_core.errors import LgovError
 from lgov_core.store import RolloutQueue
-from lgov_core.store.export import json_lines
 from lgov_core.views.attempt_builder import first_denied, read_attempt
 from lgov_core.views.web.app import ANSWERS
 from lgov_core.views.web.protocol import Query
