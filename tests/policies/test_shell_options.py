@@ -76,13 +76,24 @@ def test_a_box_decides_on_what_is_unknown_unless_the_policy_says_otherwise() -> 
         assert not boxed.judge_command(text).blocks, text
         assert strict.judge_command(text).blocks, text
         assert ShellPolicy(**PROJECT).judge_command(text).blocks, text
+    assert boxed.judge_command("FOO_OPTS=x make; cat .env").rule == "shell-secret"  # what follows is still judged
 
 
 def test_commands_as_a_list_take_any_harmless_arguments() -> None:
     policy = ShellPolicy(commands=["frobnicate"], **PROJECT)
     assert not policy.judge_command("frobnicate --all x.txt").blocks
     assert policy.judge_command("frobnicate ~/.ssh/id_rsa").blocks
-    assert policy.judge_command("frobnicate --out=/etc/x").blocks
+    for word in (
+        "--out=/etc/x",
+        "@/etc/shadow",
+        "a,/etc/shadow",
+        "a:../../x",
+        "/library/x",
+        "/usr/../etc/shadow",
+        "a/../../x",
+    ):
+        assert policy.judge_command(f"frobnicate {word}").rule == "shell-write", word
+    assert not policy.judge_command("frobnicate /usr/lib/x https://a.example/x a:b").blocks
 
 
 def test_commands_as_entries_are_read_as_the_table() -> None:

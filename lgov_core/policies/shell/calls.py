@@ -25,10 +25,12 @@ from lgov_core.policies.shell.syntax import (
     unknown,
 )
 from lgov_core.policies.shell.table import Entry, Kind, Table, pattern
-from lgov_core.policies.shell.workspace import Workspace
+from lgov_core.policies.shell.workspace import Effect, Workspace
 
 #: What a flag may carry behind ``=``: a word that names no file elsewhere.
 _PLAIN_VALUE = re.compile(r"[\w.,:+%@-]*")
+#: A format of ``date`` that prints no text of its own, and no slash.
+_PLAIN_DATE = re.compile(r"\+(?:%[-_0^#]?[aAbBdeFGHIjklmMNpPRsSTuUVwWyYz]|[-_: T])+(?:\.%N)?")
 
 
 @dataclass
@@ -242,6 +244,7 @@ _PRINTED: dict[str, Callable[[Workspace, Call], list[str]]] = {
     "nothing": lambda workspace, call: [""],
     "name": lambda workspace, call: [STAR],
     "number": lambda workspace, call: ["1"],
+    "date": lambda workspace, call: [STAR if all(map(_PLAIN_DATE.fullmatch, call.operands)) else UNKNOWN],
     "count": lambda workspace, call: [UNKNOWN if _names_files(call) else "1"],
     "folder": lambda workspace, call: list(workspace.state.folders),
     "home": lambda workspace, call: [workspace.home],
@@ -317,6 +320,23 @@ def _link(workspace: Workspace, call: Call, word: str) -> None:
     workspace.link(word, next(iter(call.words_of("into")), None))
 
 
+def _followed(workspace: Workspace, call: Call, word: str) -> None:
+    workspace.read(word)
+    workspace.pass_on("follows", word)
+
+
+def _with_links(effect: Effect) -> Check:
+    """An option by which a command follows the links in the trees that it is given, or makes the same ones elsewhere."""
+
+    def check(workspace: Workspace, call: Call, word: str) -> None:
+        for tree in [*call.words_of("tree"), *call.words_of("read"), *call.words_of("here")] or ["."]:
+            if effect == "follows":
+                workspace.read(tree)
+            workspace.pass_on(effect, tree)
+
+    return check
+
+
 def _compressed(workspace: Workspace, call: Call, word: str) -> None:
     """A file that another takes the place of, without the last part of its name."""
     workspace.write(word)
@@ -326,14 +346,24 @@ def _compressed(workspace: Workspace, call: Call, word: str) -> None:
 def _packed(workspace: Workspace, call: Call, word: str) -> None:
     """An archive. The names that it holds are not known: they may not get into a folder that the text works in."""
     workspace.read(word)
-    if not {"-l", "-t", "-Z", "-v", "-p"} & call.options and not call.words_of("unpacked"):
-        workspace.unpack(".")
+    if not {"-l", "-t", "-Z", "-v", "-p"} & call.options:
+        if re.search(r"[*?\[\\]", word):
+            raise unclear(f"It is not clear which archives {shown(word)} names; write one name.")
+        for name in (word, f"{word}.zip", f"{word}.ZIP"):
+            _unpack(workspace, call, name)
 
 
 def _unpacked(workspace: Workspace, call: Call, word: str) -> None:
+    """The folder that the commands of an archive work in; `_unpack` judges what gets into it."""
     workspace.inside(word)
-    if call.entry.name == "unzip" or {"-x", "--extract"} & call.options:
-        workspace.unpack(word)
+
+
+def _unpack(workspace: Workspace, call: Call, archive: str) -> None:
+    folder, *others = call.words_of("unpacked") or ["."]
+    if others:
+        raise unclear("It is not clear into which of several folders this unpacks; name one.")
+    strip = max((int(word) if word.isdecimal() else 0 for word in call.words_of("number")), default=0)
+    workspace.unpack(archive, folder, -1 if "-j" in call.options and call.entry.name == "unzip" else strip)
 
 
 def _sql(dialect: str) -> Check:
@@ -383,12 +413,16 @@ CHECKS: dict[str, Check] = {
     "read": lambda workspace, call, word: workspace.read(word),
     "tree": lambda workspace, call, word: workspace.read(word),
     "tree_here": lambda workspace, call, word: call.words_of("tree") or workspace.read("."),
+    "followed": _followed,
+    "follows": _with_links("follows"),
+    "carries": _with_links("carries"),
     "attached": _attached,
     "mention": lambda workspace, call, word: workspace.mention(word),
     "argument": lambda workspace, call, word: workspace.argument(word),
     "within": lambda workspace, call, word: workspace.inside(word),
     "filter": lambda workspace, call, word: word.startswith("!") or workspace.mention(word),
     "write": lambda workspace, call, word: workspace.write(word),
+    "prefix": lambda workspace, call, word: workspace.write(word + STAR),
     "append": lambda workspace, call, word: workspace.write(word, may_be_secret=True),
     "into": _into,
     "link": _link,
@@ -398,10 +432,10 @@ CHECKS: dict[str, Check] = {
     "delfound": _delete_found,
     "compressed": _compressed,
     "packed": _packed,
-    "extract": lambda workspace, call, word: call.words_of("unpacked") or workspace.unpack("."),
+    "extract": lambda workspace, call, word: _unpack(workspace, call, next(reversed(call.words_of("archive")), "-")),
     "archived": lambda workspace, call, word: (workspace.write if _PACKS & call.options else workspace.read)(word),
     "unpacked": _unpacked,
-    "set": lambda workspace, call, word: workspace.check_variable(*word.split("=", 1)),
+    "set": lambda workspace, call, word: workspace.check_variable(*word.split("=", 1), handed=True),
     "value": lambda workspace, call, word: workspace.state.values(word),
     "filled": _filled,
     "go": lambda workspace, call, word: workspace.state.go(word),

@@ -8,6 +8,7 @@ import posixpath
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
@@ -31,6 +32,7 @@ from lgov_core.policies.shell.calls import (
     printed_by,
     read_call,
 )
+from lgov_core.policies.shell.folder import links, members, runs_nothing
 from lgov_core.policies.shell.syntax import (
     ANY,
     BELOW,
@@ -47,8 +49,8 @@ from lgov_core.policies.shell.syntax import (
 )
 from lgov_core.policies.shell.table import FREE, Entry, Table, names, without_version
 from lgov_core.policies.shell.walk import Walk
+from lgov_core.policies.shell.workspace import UNJUDGED, Grants, Workspace, is_secret, listed_as, may_be, runs_others
 from lgov_core.policies.shell.workspace import Effect as FileEffect
-from lgov_core.policies.shell.workspace import Grants, Workspace, is_secret, runs_others
 from lgov_core.policies.sql.policy import FROM_TOOL, SQLPolicy
 from lgov_core.types import Action, Decision, Effect, Point, Severity
 
@@ -56,11 +58,9 @@ from lgov_core.types import Action, Decision, Effect, Point, Severity
 class ShellRun:
     """One judgement of one text. Used by one thread."""
 
-    def __init__(self, table: Table, workspace: Workspace, *, lenient: bool) -> None:
-        self._table, self._workspace, self._lenient = table, workspace, lenient
+    def __init__(self, table: Table, workspace: Workspace) -> None:
+        self._table, self._workspace = table, workspace
         self._walk = Walk(workspace, self._run)
-        #: What cannot be judged, where that is not denied at once (``lenient``).
-        self.unjudged: list[str] = []
 
     def judge(self, text: str) -> None:
         """Judges the text. Raises `ShellRefusal`."""
@@ -79,9 +79,7 @@ class ShellRun:
         try:
             return self._command(name, args, stdin)
         except ShellRefusal as refused:
-            if refused.rule not in _UNJUDGED or not self._lenient:
-                raise
-            self.unjudged.append(refused.reason)
+            self._workspace.leave(refused)
             state.folders, state.failed = here
             for word in args:  # where they lie is not known
                 self._workspace.mention(word)
@@ -91,7 +89,7 @@ class ShellRun:
         folder, _, base = name.rpartition("/")
         if folder in names("files", "programs"):
             name = base
-        program = args[1] if base.startswith("python") and args[:1] == ["-m"] and len(args) > 1 else name
+        program = args[1] if name.startswith("python") and args[:1] == ["-m"] and len(args) > 1 else name
         if self._workspace.may_run_code(name) or self._workspace.may_run_code(program):
             return self._with_any_arguments(args)
         if "/" in name:
@@ -207,11 +205,15 @@ def _filled_in(words: list[str], mark: str, values: list[str]) -> list[str]:
     return [word.replace(mark, value) for word in words for value in (values if mark in word else [""])]
 
 
-#: Rules of what cannot be judged: in a box the kernel decides.
-_UNJUDGED = frozenset(
-    {"shell-unknown", "shell-code", "shell-sends", "shell-unclear", "shell-unparsable", "shell-environment"}
-)
-Effects = tuple[tuple[FileEffect, str], ...]
+@dataclass(frozen=True)
+class LookUps:
+    """The files that a text is about, which are looked up at each decision."""
+
+    files: tuple[tuple[FileEffect, str], ...] = ()
+    #: Archives, where they are unpacked, and how many leading names of their members are left out (-1: all but the last).
+    unpacked: tuple[tuple[str, str, int], ...] = ()
+
+
 _Nested = TypeVar("_Nested")
 Unknown = Literal["deny", "escalate", "allow"]
 MAX_CHARACTERS = 20_000
@@ -292,7 +294,7 @@ class ShellPolicy(BoundedPolicy):
             raise PolicyError(f"{name}: commands holds a path or a whole command", hint="write names such as mytool")
         self.commands: Mapping[str, Any] = entries
         #: Programs that run the folder's code because the owner trusts them.
-        self.runs_code = tuple(posixpath.normpath(program) for program in (options.code or {}).get("allow", ()))
+        self.runs_code = tuple(listed_as(program) for program in (options.code or {}).get("allow", ()))
         self.egress = None if options.egress is None else _nested(name, "egress", EgressPolicy, options.egress)
         self.bounded = self.egress is None or self.egress.bounded
         statements: dict[str, Any] = {"mode": "read_only", **(options.sql or {}), "dialect": FROM_TOOL}
@@ -324,7 +326,7 @@ class ShellPolicy(BoundedPolicy):
             return self.deny("shell-too-deep", reason, Severity.MEDIUM)
         return decision if decision.effect is Effect.DENY else self._look_up(effects, text) or decision
 
-    def _judge_text(self, text: str, history: bool) -> tuple[Decision, Effects]:
+    def _judge_text(self, text: str, history: bool) -> tuple[Decision, LookUps]:
         """The decision on what is written, and the files that it is about."""
         grants = Grants(
             frozenset(self.runs_code),
@@ -333,26 +335,78 @@ class ShellPolicy(BoundedPolicy):
             self.places,
             history,
         )
-        workspace = Workspace(self.cwd, self.writable, grants)
-        run = ShellRun(self._table or default_table(), workspace, lenient=self.unknown != "deny")
+        workspace = Workspace(self.cwd, self.writable, grants, lenient=self.unknown != "deny")
+        run = ShellRun(self._table or default_table(), workspace)
         try:
             run.judge(text)
         except ShellRefusal as refused:
-            if refused.rule not in _UNJUDGED or self.unknown == "deny":
+            if refused.rule not in UNJUDGED or self.unknown == "deny":
                 severity = _SEVERITY.get(refused.rule, Severity.MEDIUM)
-                return self.deny(refused.rule, refused.reason, severity), ()
-            run.unjudged.append(refused.reason)
-        if run.unjudged and self.unknown == "escalate":
-            return self.escalate("shell-unknown", run.unjudged[0], Severity.MEDIUM), tuple(workspace.effects)
-        return self.allow(), tuple(workspace.effects)
+                return self.deny(refused.rule, refused.reason, severity), LookUps()
+            workspace.unjudged.append(refused.reason)
+        effects = LookUps(tuple(workspace.effects), tuple(workspace.unpacked))
+        if workspace.unjudged and self.unknown == "escalate":
+            return self.escalate("shell-unknown", workspace.unjudged[0], Severity.MEDIUM), effects
+        return self.allow(), effects
 
-    def _look_up(self, effects: Effects, text: str) -> Decision | None:
+    def _look_up(self, effects: LookUps, text: str) -> Decision | None:
         """Denies files that are closed where links lead. It asks the file system, so it is not cached."""
-        for effect, path in effects:
+        for effect, path in effects.files:
             for name in _named(path):
-                decision = self._at_its_place(effect, name, text)
+                if effect in ("follows", "carries"):
+                    decision = self._links(effect, name)
+                else:
+                    decision = self._at_its_place(effect, name, text)
                 if decision is not None:
                     return decision
+        return next(filter(None, (self._unpacked(effects, *archive, text) for archive in effects.unpacked)), None)
+
+    def _links(self, effect: FileEffect, path: str) -> Decision | None:
+        """Denies links in a tree that lead elsewhere, where a command follows them or makes them in another place."""
+        try:
+            for link in links(path, follow=effect == "follows"):
+                if effect == "follows":
+                    hint = "; keep links as they are, as grep -r, cp -r and zip -y do"
+                    decision = self._at_its_place("reads", link, "")
+                    reason = "" if decision is None else decision.reason.rstrip(".")
+                else:
+                    leads_out = not _holds(os.path.realpath(path), os.path.realpath(link)) or os.path.islink(path)
+                    reason, hint = (
+                        f"{link} is a link that may lead elsewhere from another place" if leads_out else "",
+                        "",
+                    )
+                if reason:
+                    return self.deny("shell-write" if effect == "carries" else "shell-secret", f"{reason}{hint}.")
+        except (OSError, ValueError) as error:
+            if self.unknown != "allow":
+                return self.deny("shell-unclear", f"It is not clear where links lead: {error}", Severity.MEDIUM)
+        return None
+
+    def _unpacked(self, effects: LookUps, archive: str, folder: str, strip: int, text: str) -> Decision | None:
+        """Denies an archive with a member that may not be written where it gets its name."""
+        changed = {os.path.realpath(path) for effect, path in effects.files if effect in ("writes", "moves")}
+        changed -= {os.path.realpath(posixpath.join(into, STAR)) for _, into, _ in effects.unpacked}  # seen below
+        archives = {os.path.realpath(other) for other, *_ in effects.unpacked}
+        real = os.path.realpath(archive)
+        try:
+            if any(_holds(path, real) or (is_wild(path) and may_be(path, real)) for path in changed):
+                raise ValueError("this text changes it")
+            for member in members(archive):
+                names = [name for name in member.split("/") if name not in ("", ".")][strip:]
+                path = posixpath.join(folder, *names)
+                if os.path.realpath(path) in archives:
+                    raise ValueError(f"{member[:80]!r} would replace an archive")
+                if (reason := self.places.writes(path, text)) is not None:
+                    return self.deny("shell-governs", f"{archive} holds {member[:80]!r}. {reason}", Severity.CRITICAL)
+                if runs_others(names):
+                    reason = f"{archive} holds {member[:80]!r}, which makes other programs run it; leave it out."
+                    return self.deny("shell-write", reason, Severity.HIGH)
+        except ValueError as error:
+            reason = (
+                f"It is not clear what {archive} holds ({error}); unpack what is there before, in a text of its own."
+            )
+            if self.unknown != "allow":
+                return self.deny("shell-unclear", reason, Severity.MEDIUM)
         return None
 
     def _at_its_place(self, effect: FileEffect, path: str, text: str) -> Decision | None:
@@ -384,42 +438,6 @@ class ShellPolicy(BoundedPolicy):
     def _statement_refused(self, text: str, dialect: str) -> str | None:
         decision = self._sql.judge_sql(text, dialect=dialect)
         return None if decision.effect is Effect.ALLOW else decision.reason
-
-
-#: Keys of a repository's configuration that run and load nothing.
-_PLAIN_KEYS = re.compile(
-    r"core\.(?:repositoryformatversion|filemode|bare|logallrefupdates|ignorecase|precomposeunicode|symlinks|autocrlf|eol)"
-    r"|remote\..+\.(?:url|pushurl|fetch|gh-resolved)|branch\..+\.(?:remote|merge|rebase|description|vscode-merge-base)"
-    r"|submodule\..+\.(?:url|active)|(?:user|init|pull|push|color|advice)\.\w+"
-)
-_SECTION = re.compile(r'\s*\[([A-Za-z][\w-]*)(?: "([^"\\\n]*)")?\]\s*')
-_SETTING = re.compile(r"\s*([A-Za-z][\w-]*)\s*(?:=[^\\]*)?")
-
-
-def runs_nothing(folder: str) -> bool:
-    """Returns whether ``folder`` holds a repository of its own whose configuration can run nothing.
-
-    Such a configuration has only keys that are known to be harmless. Programs that an agent may start cannot write it.
-    """
-    inner = os.path.join(folder, ".git")
-    try:
-        if os.path.islink(inner) or os.path.exists(os.path.join(inner, "commondir")):
-            return False
-        with open(os.path.join(inner, "config"), encoding="utf-8") as file:
-            lines = file.read(100_000).split("\n")
-    except (OSError, ValueError):
-        return False
-    section = ""
-    for line in lines:
-        if not line.strip() or line.lstrip()[0] in "#;":
-            continue
-        if (header := _SECTION.fullmatch(line)) is not None:
-            section = ".".join(filter(None, header.groups())).lower()
-        elif (setting := _SETTING.fullmatch(line)) is None or not _PLAIN_KEYS.fullmatch(
-            f"{section}.{setting[1].lower()}"
-        ):
-            return False
-    return True
 
 
 def _nested(owner: str, option: str, kind: Callable[..., _Nested], options: Mapping[str, Any]) -> _Nested:

@@ -46,7 +46,7 @@ class Effects:
         self._workspace, self._state = workspace, workspace.state
         self._words, self._substitute = words, substitute
 
-    def assign(self, node: SyntaxNode, *, prefix: bool = False) -> tuple[str, list[str]]:
+    def assign(self, node: SyntaxNode, *, prefix: bool = False, exported: bool = False) -> tuple[str, list[str]]:
         """Judges an assignment, and gives the variable its values unless it is a ``prefix`` of a command."""
         name, value = node.children[0].text, node.first("value")
         if re.fullmatch(r"\w+", name) is None or (value is not None and value.type == "array"):
@@ -57,7 +57,9 @@ class Effects:
         if prefix and name == "IFS":
             return name, values
         self._workspace.budget.spend(sum(map(len, values)) // 8)
-        (self._workspace.check_variable if prefix else self._workspace.assign)(name, *values)
+        self._workspace.check_variable(name, *values, handed=prefix or exported)
+        if not prefix:
+            self._state.assign(name, values)
         return name, values
 
     def export(self, node: SyntaxNode) -> None:
@@ -66,7 +68,7 @@ class Effects:
         if node.children[0].text != "export" or not assignments or assignments != node.named:
             raise unclear("Of declarations only export NAME=value is followed.")
         for child in assignments:
-            self.assign(child)
+            self.assign(child, exported=True)
 
     def test(self, node: SyntaxNode, above: frozenset[str] = frozenset()) -> None:
         """Judges ``[ ... ]`` and ``[[ ... ]]``; ``above`` are the operators that hold for the whole of ``node``."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Literal
 
 from lgov_core.places import GoverningPlaces, is_harmless
@@ -39,12 +39,19 @@ MAX_WILD = 24
 #: A quoted wildcard that another program expands, in names with a leading dot too.
 _WILDCARDS = str.maketrans({"*": f"{BELOW}{STAR}", "?": ANY, "[": ANY})
 _PLAIN_WORD = re.compile(r"\w+(?:[/.]\w+)*")
+#: Where a path may begin in an argument; the colon of an address is none of them.
+_PATHS_IN = re.compile(r"[@,=]|:(?!//\w)")
 _PARTS, _OPTION = re.compile(r"[=:@,]"), re.compile(r"^-\w(?=[/~.])")
 _CLIMBS, _PATHSPEC = re.compile(r"^(?:\.{1,2}/+)*\.\./+"), re.compile(r"^:\([a-z,]*\)|^:/")
 _CREDENTIALS = re.compile("|".join(map(translate, CREDENTIAL_NAMES)))
 
 
-Effect = Literal["reads", "writes", "moves"]
+#: ``follows``: reads what the links in a tree lead to. ``carries``: gives a tree with its links another name.
+Effect = Literal["reads", "writes", "moves", "follows", "carries"]
+#: Rules of what cannot be judged: in a box the kernel decides.
+UNJUDGED = frozenset(
+    {"shell-unknown", "shell-code", "shell-sends", "shell-unclear", "shell-unparsable", "shell-environment"}
+)
 
 
 @dataclass(frozen=True)
@@ -70,15 +77,26 @@ class Workspace:
     ``writable`` are folders in which files may be changed, ``home`` is the folder in which the text starts.
     """
 
-    def __init__(self, home: str, writable: Sequence[str], grants: Grants) -> None:
+    def __init__(self, home: str, writable: Sequence[str], grants: Grants, *, lenient: bool = False) -> None:
         self.home, self.writable, self.grants = home, tuple(writable), grants
         self.state, self.budget = State(home), Budget()
         #: Files and folders that it has moved: a build does not make them again.
         self.moved: set[str] = set()
         #: Files that it reads, writes, or moves and removes: what is found there is looked up at each decision.
         self.effects: dict[tuple[Effect, str], None] = {}
+        #: Archives whose members get names in a folder, without so many leading names.
+        self.unpacked: dict[tuple[str, str, int], None] = {}
         #: Whether names of files that a search finds are passed on unchanged, not split at spaces.
         self.exact = False
+        #: What cannot be judged, where that is not denied at once (``lenient``).
+        self.unjudged: list[str] = []
+        self._lenient = lenient
+
+    def leave(self, refused: ShellRefusal) -> None:
+        """Notes what cannot be judged. Raises ``refused`` unless ``lenient``, and where it is about anything else."""
+        if refused.rule not in UNJUDGED or not self._lenient:
+            raise refused
+        self.unjudged.append(refused.reason)
 
     def read(self, word: str) -> None:
         """Refuses a file whose contents are secret, or may be because its name is not certain."""
@@ -102,6 +120,11 @@ class Workspace:
                 raise ShellRefusal("shell-governs", f"{shown(word)} may be what lgov keeps about this program.")
             self._touch("reads", path)
 
+    def pass_on(self, effect: Effect, word: str) -> None:
+        """Notes that a tree is followed or carried elsewhere, for which its links are looked up."""
+        for path in self._paths(word):
+            self._touch(effect, path)
+
     def mention(self, word: str) -> None:
         """Refuses a word that names a secret anywhere in it: a program with arguments of its own may read it."""
         self.budget.spend(20 + len(word) // 8)
@@ -120,8 +143,9 @@ class Workspace:
         if word == UNKNOWN:
             return
         self.mention(word)
-        for piece in {word, word.rpartition("=")[2], re.sub(r"^-\w", "", word)}:
-            if piece.startswith(("/", "../", HOME)) and not globs("system").match(piece) and piece != PIPE:
+        for piece in {word, *_PATHS_IN.split(word), re.sub(r"^-\w", "", word)} - {PIPE}:
+            leads = piece.startswith(("/", HOME)) or ".." in piece.split("/")
+            if leads and not globs("system").match(os.path.normpath(piece)):
                 self.inside(piece)
 
     def inside(self, word: str) -> None:
@@ -172,14 +196,22 @@ class Workspace:
         ended = re.fullmatch(rf"{STAR}\.\w+", name) is not None and not _may_be_protected(name)  # in .git none is
         return self.exact and not is_wild(folder) and (ended or folder.rstrip("/") not in self._roots())
 
-    def unpack(self, folder: str) -> None:
-        """Refuses a folder into which an archive is unpacked, whose names are not known, where one of them may govern."""
+    def unpack(self, archive: str, folder: str, strip: int) -> None:
+        """Refuses a folder into which an archive is unpacked where one of its members may govern.
+
+        The members are looked up at each decision, ``strip`` leading names of each left out.
+        """
         self.inside(folder)
         try:
             self.write(f"{folder}/{STAR}", may_be_secret=True)
         except ShellRefusal:
             hint = "unpack into a folder of its own, with -C or -d"
             raise unclear(f"It is not clear which files an archive writes into {shown(folder)}; {hint}.") from None
+        for path, into in product(self._paths(archive), self._paths(folder)):
+            if is_wild(path) or archive == "-":
+                hint = "name an archive that is there before this text runs"
+                raise unclear(f"It is not clear what {shown(archive)} holds; {hint}.")
+            self.unpacked[path, into, strip] = None
 
     def into(self, word: str, sources: Sequence[str], *, moved: bool) -> None:
         """Refuses a file, or a folder in which the ``sources`` get names, that may not be written."""
@@ -207,6 +239,7 @@ class Workspace:
     def move(self, word: str) -> None:
         """Refuses what may not be written, and the folders that the text works in."""
         self.write(word, removed=True)
+        self.pass_on("carries", word)
         self.moved.update(self._paths(word))
         self._keep_roots(word)
 
@@ -261,27 +294,30 @@ class Workspace:
             return name in self.grants.code
         if is_wild(name) or not all(map(self._is_ours, self._paths(name))):
             return False
-        return posixpath.normpath(name) in self.grants.code or posixpath.basename(name) in self.grants.code
+        return listed_as(name) in self.grants.code
 
     def reads_history(self) -> None:
         """Refuses git in a folder whose configuration may run programs."""
         if not self.grants.history or self.state.folders != (self.home,):
             raise code("git", "which loads the configuration of the folder; it reads history only in a repository")
 
-    def check_variable(self, name: str, *values: str) -> None:
-        """Refuses to set a variable that makes programs run something else, or send things elsewhere."""
+    def check_variable(self, name: str, *values: str, handed: bool = False) -> None:
+        """Refuses to set a variable that makes programs run something else, or send things elsewhere.
+
+        ``handed``: programs are given it, so that only what is known to be harmless is set.
+        """
         if any("$(" in value or "`" in value for value in values):
             raise unclear(f"{name[:40]} would hold a command that programs may run; leave it out.")
         if reason := self.grants.places.variable(name):
             raise ShellRefusal("shell-governs", reason)
-        closed = regex("variables", "closed").fullmatch(name) is not None
+        closed = handed or regex("variables", "closed").fullmatch(name) is not None
         allowed = allowed_values().get(name, "(?!)" if closed else "")
         folders = {folder for value in values for folder in value.split(":")} if name == "PATH" else set[str]()
         ours = any(folder.startswith("/") and self._is_ours(os.path.normpath(folder)) for folder in folders)
         if ours or (closed and not all(re.fullmatch(allowed, value) for value in values)):
-            raise ShellRefusal(
-                "shell-environment", f"Setting {name[:40]} changes what other programs run; leave it out."
-            )
+            hint = "; use it in this text only, without export" if handed else ""
+            reason = f"Setting {name[:40]} may change what other programs run; leave it out{hint}."
+            self.leave(ShellRefusal("shell-environment", reason))
 
     def assign(self, name: str, *values: str) -> None:
         """Gives a variable one of ``values``. Refuses what `check_variable` refuses."""
@@ -308,6 +344,12 @@ class Workspace:
         """A path relative to the deepest of our folders that holds it."""
         root = max((root for root in (self.home, *self.writable) if _inside(path, root)), key=len)
         return posixpath.relpath(path, root)
+
+
+def listed_as(program: str) -> str:
+    """The form in which a program is compared with those that an owner lists: ``./make`` is not ``make``."""
+    path = posixpath.normpath(program)
+    return path if "/" in path or "/" not in program else f"./{path}"
 
 
 def _secret(word: str) -> ShellRefusal:
@@ -370,6 +412,11 @@ def is_secret(word: str) -> bool:
 @lru_cache(4096)
 def _is_secret_name(name: str) -> bool:
     return any(expression.match(name.lower()) for expression in (_CREDENTIALS, globs("secret_names")))
+
+
+def may_be(wild: str, path: str) -> bool:
+    """Returns whether a path with wildcards may be ``path``."""
+    return _pattern(wild).fullmatch(path.lower()) is not None
 
 
 @lru_cache(1024)
