@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lgov_core.errors import InstrumentationError, LgovError
 from lgov_core.places import DEFAULT_AUDIT, GoverningPlaces, in_force
 from lgov_core.settings import settings_places
-from lgov_core.trust import RunWatch, refuse_untrusted
+from lgov_core.trust import Below, RunWatch, refuse_untrusted
 
 if TYPE_CHECKING:
     from lgov_core.air import AirRules, RuleSet
@@ -112,15 +112,17 @@ class Governance:
         places = GoverningPlaces.of(self, Path.cwd(), programs=programs)
         return places if self.policy is None else places.and_of(named_places(self.policy))
 
-    def begin_run(self, run_id: str, places: GoverningPlaces) -> RunWatch:
+    def begin_run(self, run_id: str, places: GoverningPlaces, *, below: Sequence[str] = ()) -> RunWatch:
         """Notes what governs a run that begins in the working folder, so that what changes until its end is found.
 
-        Raises `LgovError`.
+        ``below`` are further folders in which, as in the working folder, a later run may begin. Raises `LgovError`.
         """
         from lgov_core.audit import default_key_path
 
         files = dict.fromkeys((*places.rules, *map(str, settings_places(Path.cwd()))))
-        return RunWatch(self.audit, files, run_id, keys=[str((self.audit_key or default_key_path()).absolute())])
+        keys = [str((self.audit_key or default_key_path()).absolute())]
+        kept = (str(self.audit), str(DEFAULT_AUDIT), *places.kept)
+        return RunWatch(self.audit, files, run_id, keys=keys, below=Below.of((Path.cwd(), *below), kept))
 
     # ------------------------------------------------------------------ opening
 

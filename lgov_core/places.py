@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from lgov_core.errors import SettingsError
-from lgov_core.settings import load_settings, settings_places
+from lgov_core.settings import load_settings, read_written, settings_places
 
 #: Names that govern wherever they lie, since a run may begin in any folder: settings, what lgov keeps, lgov itself.
 NAMES: Final = ("lgov.toml", ".lgov", "lgov_core", "lgov_core.py")
@@ -212,7 +212,7 @@ def usual_places(folder: Path) -> GoverningPlaces:
 def governs(path: Path) -> bool:
     """Returns whether a ``pyproject.toml`` holds settings of lgov, or may, because it cannot be read."""
     try:
-        raw = path.read_bytes()
+        raw = read_written(path)
     except FileNotFoundError:
         return False
     except OSError:

@@ -94,6 +94,7 @@ def _start_in_box(config: pytest.Config, options: Any) -> NoReturn:
     from lgov_core.process.governed import end_process, say
 
     arguments, folder = list(config.invocation_params.args), config.invocation_params.dir
+    _refuse_plugins_of(folder, config)
     cut = len(sys.orig_argv) - len(arguments)
     if sys.orig_argv[cut:] != arguments:
         end_process(lambda: say("not run: a program that calls pytest.main cannot be started again by --lgov-confine"))
@@ -106,6 +107,19 @@ def _start_in_box(config: pytest.Config, options: Any) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, command)
+
+
+def _refuse_plugins_of(folder: Path, config: pytest.Config) -> None:
+    """Raises for a plugin that lies in the project: pytest has loaded it by now, which was outside of the box."""
+    for name, plugin in config.pluginmanager.list_name_plugin():
+        file = Path(getattr(plugin, "__file__", None) or "/").resolve()
+        if folder.resolve() in file.parents and not {Path(sys.prefix).resolve(), Path(__file__).parent.resolve()} & {
+            *file.parents
+        }:
+            raise pytest.UsageError(
+                f"the plugin {name} lies in the project ({file}), and pytest has run it outside of the box: leave it out of "
+                "-p, addopts, PYTEST_PLUGINS and entry points, and name it in conftest.py (pytest_plugins), which the box holds"
+            )
 
 
 def _governance(folder: Path, options: Any) -> Governance:

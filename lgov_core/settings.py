@@ -11,6 +11,7 @@ a setting is an error everywhere, so that a misspelt one cannot be taken for an 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
 import msgspec
@@ -31,6 +32,8 @@ from lgov_core._util.words import suggest_name
 from lgov_core.errors import SettingsError
 
 DEFAULT = "default"
+#: Settings and policy files are not longer than this (bytes).
+MAX_WRITTEN: Final = 8 << 20
 
 #: ``LGOV_`` variables that are not settings: those that lgov hands to the processes it starts, and those of one module.
 OTHER_VARIABLES = frozenset(
@@ -203,6 +206,24 @@ def settings_places(folder: Path) -> Iterator[Path]:
             return
 
 
+def read_written(path: str | os.PathLike[str], *, limit: int = MAX_WRITTEN) -> bytes:
+    """The bytes of a file that a person wrote, such as settings. Never waits, as reading a pipe does.
+
+    Raises `OSError` for what is no regular file, and for one of more than ``limit`` bytes.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+        if status.st_size > limit:
+            raise OSError(errno.EFBIG, f"it has {status.st_size} bytes, more than {limit}", os.fspath(path))
+        with open(handle, "rb", closefd=False) as file:
+            return file.read(limit)
+    finally:
+        os.close(handle)
+
+
 def is_placeholder(path: Path) -> bool:
     """Returns whether a box keeps this place free by an empty file, or an empty folder that nobody may write to."""
     try:
@@ -217,7 +238,7 @@ def is_placeholder(path: Path) -> bool:
 def _settings_file(folder: Path) -> tuple[Path, Mapping[str, Any], str] | None:
     """The nearest settings file from ``folder`` upwards: its path, its table and its text."""
     for path in settings_places(folder):
-        if not path.is_file() or is_placeholder(path):
+        if not path.exists() or is_placeholder(path):
             continue
         document, text = _parse(path)
         if path.name == "lgov.toml":
@@ -233,7 +254,7 @@ def _settings_file(folder: Path) -> tuple[Path, Mapping[str, Any], str] | None:
 
 def _parse(path: Path) -> tuple[dict[str, Any], str]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_written(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} cannot be read: {error}") from error
     try:

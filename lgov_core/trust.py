@@ -11,19 +11,29 @@ import difflib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import stat
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from lgov_core._util.files import HeldByAnother, atomic_write, hold
 from lgov_core.errors import InstrumentationError
-from lgov_core.places import PROJECT_FILE, project_settings
+from lgov_core.places import DEFAULT_AUDIT, NAMES, PROJECT_FILE, project_settings
+from lgov_core.settings import read_written
 
 #: Longer texts are compared by their digests alone, and shown by name.
 MAX_TEXT: Final = 200_000
+#: The longest note of a run, in bytes.
+MAX_NOTE: Final = 256 << 20
+#: Of a folder that is searched, or is one of the places, no more entries count: those that are nearest to it.
+MAX_ENTRIES: Final = 100_000
+_KEPT: Final = DEFAULT_AUDIT.parent.name
+_NAMES_BELOW: Final = frozenset((*NAMES, PROJECT_FILE))
+_NOT_SEARCHED: Final = frozenset({".git", "node_modules"})
 _ABSENT: Final = "absent"
 
 
@@ -61,26 +71,111 @@ class RunChange:
         return "".join(difflib.unified_diff(lines[0], lines[1], f"{self.path} at the start", f"{self.path} now"))
 
 
+@dataclass(frozen=True, slots=True)
+class Below:
+    """Folders below which every file with a name that governs counts, as a run may begin in any of them.
+
+    ``apart`` are places there that do not: what lgov keeps, and Python environments. Links are not followed.
+    """
+
+    folders: list[str]
+    apart: list[str]
+
+    @classmethod
+    def of(cls, folders: Iterable[str | Path], kept: Iterable[str]) -> Below:
+        """The folders as they are now; ``kept`` are files that lgov writes."""
+        below = cls(list(dict.fromkeys(os.path.realpath(folder) for folder in folders)), [])
+        holders = {os.path.realpath(os.path.dirname(path)) for path in kept}
+        below.apart.extend(path for path in holders if os.path.basename(path) == _KEPT)
+        for folder, names in below._walk():
+            if "pyvenv.cfg" in names and folder not in below.folders:
+                below.apart.append(folder)
+        return below
+
+    def places(self) -> Iterator[str]:
+        """Yields the places, the nearest first."""
+        for folder, names in self._walk():
+            yield from (path for name in names & _NAMES_BELOW if (path := f"{folder}/{name}") not in self.apart)
+
+    def _walk(self) -> Iterator[tuple[str, set[str]]]:
+        waiting, budget = list(self.folders), MAX_ENTRIES
+        for folder in waiting:
+            if not budget:
+                return
+            entries: list[os.DirEntry[str]] = []
+            with suppress(OSError), os.scandir(folder) as opened:  # it is gone, or cannot be read
+                entries = list(islice(opened, budget))
+            budget -= len(entries)
+            yield folder, {entry.name for entry in entries}
+            if folder in self.apart:  # by now
+                continue
+            waiting += [
+                entry.path
+                for entry in entries
+                if entry.name not in _NOT_SEARCHED
+                and entry.path not in self.apart
+                and entry.is_dir(follow_symlinks=False)
+            ]
+
+
+@dataclass(frozen=True, slots=True)
+class RunNote:
+    """The note of a run: when it began (UTC), the places as they were then, and where further ones may appear."""
+
+    began: str
+    files: dict[str, Seen]
+    below: Below
+
+    @classmethod
+    def read(cls, path: Path) -> RunNote:
+        """Reads a note. Raises `OSError`, `ValueError`, `KeyError` and `TypeError`."""
+        values: dict[str, Any] = json.loads(read_written(path, limit=MAX_NOTE))
+        files = {name: Seen(**seen) for name, seen in values["files"].items()}
+        return cls(str(values["began"]), files, Below(**values["below"]))
+
+    def write(self, path: Path) -> None:
+        """Writes it. Raises `OSError`."""
+        atomic_write(path, json.dumps(asdict(self)).encode())
+
+    def now(self) -> RunNote:
+        """Returns the note with the places as they are now."""
+        files = {path: _look(path, text=self._has_text(path)) for path in (*self.files, *self.below.places())}
+        return RunNote(self.began, files, self.below)
+
+    def changes(self) -> list[RunChange]:
+        """The places that are not as they were."""
+        was = ((path, self.files.get(path, Seen(_ABSENT)), seen) for path, seen in self.now().files.items())
+        return [RunChange(path, self.began, before, now) for path, before, now in was if now.digest != before.digest]
+
+    def _has_text(self, path: str) -> bool:
+        before = self.files.get(path, Seen(_ABSENT))
+        return before.text is not None or before.digest == _ABSENT
+
+
 class RunWatch:
     """Watches the places that govern from the start of one governed program to its end.
 
-    ``files`` are files and folders, whether they exist or not; of ``keys`` no text is kept. The note lies beside ``audit``.
-    One thread. Raises `InstrumentationError` where it cannot be written. Call `refuse_untrusted` next, once the
-    policy is loaded.
+    ``files`` are files and folders, whether they exist or not; those ``below`` with a name that governs count, too. Of ``keys``
+    no text is kept. The note lies beside ``audit``. One thread. Raises `InstrumentationError` where it cannot be written.
+    Call `refuse_untrusted` next, once the policy is loaded.
     """
 
-    def __init__(self, audit: Path, files: Iterable[str], run_id: str, *, keys: Iterable[str] = ()) -> None:
+    def __init__(
+        self, audit: Path, files: Iterable[str], run_id: str, *, keys: Iterable[str] = (), below: Below | None = None
+    ) -> None:
         folder = notes_of(audit)
         self._note, self._lock = folder / f"{run_id}.json", folder / f"{run_id}.lock"
-        self._before = {path: _look(path) for path in files} | {path: _look(path, text=False) for path in keys}
-        self._began = datetime.now(UTC).isoformat(" ", "seconds")
+        below = below or Below([], [])
+        before = {path: _look(path) for path in (*files, *below.places())}
+        before |= {path: _look(path, text=False) for path in keys}
+        self._at_start = RunNote(datetime.now(UTC).isoformat(" ", "seconds"), before, below)
         self._held = ExitStack()
         try:
             try:
                 self._held.enter_context(hold(self._lock))
             except FileNotFoundError:  # another run, which ended just now, has removed the folder
                 self._held.enter_context(hold(self._lock))
-            self._write()
+            self._at_start.write(self._note)
         except OSError as error:
             self._held.close()
             raise InstrumentationError(f"what governs cannot be noted in {folder}: {error}") from error
@@ -90,23 +185,20 @@ class RunWatch:
         with suppress(
             OSError, ValueError, KeyError, TypeError
         ):  # the note may be gone: the program had the same rights
-            self._before = _read(self._note)[1]
-        return _changes(self._began, self._before)
+            self._at_start = RunNote.read(self._note)
+        return self._at_start.changes()
 
     def end(self) -> list[RunChange]:
         """Ends the watch, and returns what changed: the note stays then, and the next start refuses. Raises `OSError`."""
         changes = self.changes()
         if changes:
-            self._write()
+            files = self._at_start.files | {change.path: change.before for change in changes}
+            RunNote(self._at_start.began, files, Below([], [])).write(self._note)  # further ones are not of this run
             self._held.close()
             self._lock.unlink(missing_ok=True)
         else:
             self._remove()
         return changes
-
-    def _write(self) -> None:
-        values = {"began": self._began, "files": {path: asdict(seen) for path, seen in self._before.items()}}
-        atomic_write(self._note, json.dumps(values).encode())
 
     def _remove(self) -> None:
         self._note.unlink(missing_ok=True)
@@ -129,12 +221,11 @@ def untrusted(audit: Path) -> list[RunChange]:
     changes: dict[str, RunChange] = {}
     for note in sorted(notes_of(audit).glob("*.json")):
         try:
-            began, before = _read(note)
+            made_by_run = RunNote.read(note).changes()
         except FileNotFoundError:
             continue  # that run has just ended
-        except (OSError, ValueError, KeyError, TypeError):
-            began, before = "?", {str(note): Seen("a note that can be read")}
-        made_by_run = _changes(began, before)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            made_by_run = [RunChange(str(note), "?", Seen("a note that can be read"), Seen("another"))]
         for change in made_by_run:
             changes.setdefault(change.path, change)
         if not made_by_run:
@@ -142,20 +233,42 @@ def untrusted(audit: Path) -> list[RunChange]:
     return list(changes.values())
 
 
-def is_watched(audit: Path) -> bool:
-    """Returns whether a governed program with this record runs, or ended with a change that is not trusted."""
-    untrusted(audit)
-    return any(notes_of(audit).glob("*.json"))
+def is_running(audit: Path) -> bool:
+    """Returns whether a governed program with this record runs."""
+    for note in notes_of(audit).glob("*.json"):
+        try:
+            with hold(note.with_suffix(".lock")):
+                note.with_suffix(".lock").unlink(missing_ok=True)
+        except HeldByAnother:
+            return True
+        except OSError:  # it cannot be told
+            return True
+    return False
 
 
 def refuse_untrusted(audit: Path) -> None:
-    """Raises `InstrumentationError` where something that governs changed during a run and is not trusted."""
-    changes = untrusted(audit)
+    """Raises `InstrumentationError` where something that governs changed during a run and is not trusted.
+
+    The runs are those with this record, and, of what lies in the working folder or above it, those with the usual record in
+    one of these folders: what a run changed may name another record.
+    """
+    here = Path.cwd()
+    folders = (here, *here.parents)
+    records = {folder / DEFAULT_AUDIT for folder in folders} - {audit.absolute()}
+    _refuse(audit, untrusted(audit))
+    for record in sorted(records):
+        changed = {Path(change.path): change for change in untrusted(record)}
+        obeyed = (change for path, change in changed.items() if path.parent in folders and path.name != _KEPT)
+        _refuse(record, list(obeyed))  # .lgov folders are made by runs
+
+
+def _refuse(audit: Path, changes: list[RunChange]) -> None:
     if changes:
         further = f", and {len(changes) - 1} more" if len(changes) > 1 else ""
+        named = "" if audit.absolute() == Path.cwd() / DEFAULT_AUDIT else f" {audit}"
         raise InstrumentationError(
             f"{changes[0]} (begun {changes[0].began} UTC){further}",
-            hint="look at what changed, and accept it, with lgov policy trust; or undo the change",
+            hint=f"look at what changed, and accept it, with lgov policy trust{named}; or undo the change",
         )
 
 
@@ -163,13 +276,10 @@ def trust(audit: Path) -> None:
     """Takes what governs as it is now, for runs that ended and those that go on. Raises `OSError`."""
     for note in sorted(notes_of(audit).glob("*.json")):
         try:
-            began, before = _read(note)
-        except (OSError, ValueError, KeyError, TypeError):
+            RunNote.read(note).now().write(note)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             note.unlink(missing_ok=True)
             continue
-        now = {path: _look(path, text=seen.text is not None or seen.digest == _ABSENT) for path, seen in before.items()}
-        values = {"began": began, "files": {path: asdict(seen) for path, seen in now.items()}}
-        atomic_write(note, json.dumps(values).encode())
         _forget(note)
 
 
@@ -183,33 +293,26 @@ def _forget(note: Path) -> None:
         note.parent.rmdir()
 
 
-def _read(note: Path) -> tuple[str, dict[str, Seen]]:
-    values: dict[str, Any] = json.loads(note.read_bytes())
-    return str(values["began"]), {path: Seen(**seen) for path, seen in values["files"].items()}
-
-
-def _changes(began: str, before: Mapping[str, Seen]) -> list[RunChange]:
-    changes: list[RunChange] = []
-    for path, seen in before.items():
-        now = _look(path, text=seen.text is not None or seen.digest == _ABSENT)
-        if now.digest != seen.digest:
-            changes.append(RunChange(path, began, seen, now))
-    return changes
-
-
 def _look(path: str, *, text: bool = True) -> Seen:
     """A place as it is. Of ``pyproject.toml`` only lgov's settings count, of a folder the names, sizes and times of its files.
 
-    An empty file governs nothing: it counts as absent.
+    An empty file governs nothing: it counts as absent. Of a ``.lgov`` folder only counts whether it exists: runs write into it.
+    What is no regular file, or too long for one that a person writes, counts by its kind, size and time, and is not read.
     """
     try:
-        if os.path.isdir(path):
-            return Seen(_digest("\n".join(_entries(path)).encode()))
-        raw = Path(path).read_bytes()
+        status = os.stat(path)
+        if os.path.basename(path) == _KEPT:
+            return Seen("exists")
+        if stat.S_ISDIR(status.st_mode):
+            return Seen(_digest("\n".join(islice(_entries(path), MAX_ENTRIES)).encode()))
     except (FileNotFoundError, NotADirectoryError):
         return Seen(_ABSENT)
     except OSError as error:
         return Seen(f"unreadable: {error.strerror}")
+    try:
+        raw = read_written(path)
+    except OSError as error:
+        return Seen(f"unreadable: {error.strerror} (mode {status.st_mode:o}, {status.st_size}, {status.st_mtime_ns})")
     if os.path.basename(path) == PROJECT_FILE:
         table = project_settings(raw)
         raw = b"" if table is None else json.dumps(table, sort_keys=True, indent=1, default=str).encode()

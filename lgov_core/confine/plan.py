@@ -19,7 +19,7 @@ from lgov_core.errors import InstrumentationError
 from lgov_core.places import HARMLESS_PLACES, GoverningPlaces, usual_places
 from lgov_core.policies.confinement import ConfinedPolicy, ConfineRules
 from lgov_core.settings import is_placeholder
-from lgov_core.trust import is_watched
+from lgov_core.trust import is_running
 
 #: Folders in which no folder is searched: what they hold was not written by hand.
 _NOT_SEARCHED: Final = frozenset({".git", ".hg", ".venv", "__pycache__", "node_modules", "site-packages"})
@@ -240,12 +240,15 @@ def make_placeholders(plan: BoxPlan) -> None:
 
 
 def remove_placeholders(plan: BoxPlan, audit: Path) -> None:
-    """Removes them again, unless another program runs in these folders: it may be in a box that needs them."""
-    if is_watched(audit):
+    """Removes them again, also those of a run that was killed; not while another program runs, whose box may need them."""
+    if is_running(audit):
         return
     for path in filter(is_placeholder, map(Path, plan.placeholders)):
         with suppress(OSError):  # it is gone, or holds something now
-            path.rmdir() if path.is_dir() else path.unlink()
+            if path.is_dir():
+                path.rmdir()
+            elif not path.stat().st_mode & 0o222:  # an empty file of the user's may be written
+                path.unlink()
 
 
 def _interpreter() -> Iterator[str]:

@@ -26,6 +26,7 @@ from lgov_core.errors import PolicyFileError
 from lgov_core.places import HARMLESS_VARIABLES
 from lgov_core.policies.content.secrets import SECRET_NAMES
 from lgov_core.policies.document import Place, read_yaml
+from lgov_core.settings import read_written
 
 #: Variables that go into every box: those that hold nothing secret, and what reaches lgov and the model.
 ENVIRONMENT: Final = (*HARMLESS_VARIABLES, "LGOV_*", "OPENAI_*", "ANTHROPIC_*")
@@ -167,7 +168,7 @@ class ConfinedPolicy:
 def read_confinement(path: str | PathLike[str]) -> ConfinedPolicy:
     """Reads what the policy file at ``path`` says about confinement, without making its policies. Raises `PolicyFileError`."""
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        text = read_written(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise PolicyFileError(f"the file cannot be read: {error}", path=str(path)) from error
     document, lines = read_yaml(text, str(path))

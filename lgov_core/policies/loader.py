@@ -29,6 +29,7 @@ from lgov_core.policies.document import Place, read_yaml
 from lgov_core.policies.options import folder_joined, options_kind
 from lgov_core.policies.policy_set import PolicySet, SetMode
 from lgov_core.policies.registry import BUILTIN_POLICIES, available_policies, options_of
+from lgov_core.settings import read_written
 from lgov_core.types import Point, Policy, PolicyFactory, Severity
 
 _Schema = TypeVar("_Schema", bound=msgspec.Struct)
@@ -81,7 +82,7 @@ def load_policy_file(path: str | PathLike[str], *, registry: Mapping[str, Policy
 def read_policy_file(path: str | PathLike[str]) -> bytes:
     """The bytes of a policy file. Raises `PolicyFileError`."""
     try:
-        return Path(path).read_bytes()
+        return read_written(path)
     except FileNotFoundError as error:
         raise PolicyFileError(
             "there is no such file", path=str(path), hint="check the path of the policy file"

@@ -105,7 +105,7 @@ def _start(
 ) -> tuple[Box, BoxPlan, Reach, str] | RunOptions:
     """Makes the box. Returns the options of the program in the program's process, and what the outside needs outside."""
     from lgov_core.confine import box
-    from lgov_core.confine.plan import Outside, make_placeholders, make_plan
+    from lgov_core.confine.plan import Outside, make_placeholders, make_plan, remove_placeholders
     from lgov_core.confine.proxy import make_reach, model_endpoints
 
     governance = options.governance
@@ -118,7 +118,11 @@ def _start(
     plan = make_plan(rules, confined, outside, program=program)
     make_placeholders(plan)
     token = secrets.token_hex(16)
-    placed = box.start(plan, strict=strict, ports=[*plan.forwards, 0, 0])
+    try:
+        placed = box.start(plan, strict=strict, ports=[*plan.forwards, 0, 0])
+    except BaseException:
+        remove_placeholders(plan, governance.audit)
+        raise
     if isinstance(placed, box.Box):
         return placed, plan, reach, token
     os.environ.update(dict.fromkeys(_PROXIES, f"http://127.0.0.1:{placed.ports[-1]}"))
@@ -137,7 +141,7 @@ def _run_outside(
 
     with closing(placed.channel), ExitStack() as opened:  # a box that is not released ends
         opened.callback(remove_placeholders, plan, options.governance.audit)
-        watch = options.governance.begin_run(options.rollout_id or new_id("run"), plan.places)
+        watch = options.governance.begin_run(options.rollout_id or new_id("run"), plan.places, below=plan.rules.write)
         opened.callback(watch.end)
         refuse_untrusted(options.governance.audit)
         log = options.governance.open_record("" if confined is None else confined.digest)

@@ -305,7 +305,7 @@ def installed_adapters(manager: Any) -> list[Adapter]:
 def policy_in(folder: Path, program: str) -> Path:
     """The policy file in ``folder``, which is the ``program``'s. Raises `InstrumentationError` when there is none."""
     for name in ("policy.yaml", "policy.yml"):
-        if (path := folder / name).is_file() and not is_placeholder(path):
+        if (path := folder / name).exists() and not is_placeholder(path):
             return path
     file = program if program.endswith(".py") else "FILE"
     raise InstrumentationError(

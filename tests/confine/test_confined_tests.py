@@ -124,6 +124,18 @@ def test_a_preset_alone_is_wrong_usage(project: Workspace) -> None:
     assert (status, "--lgov-preset is for --lgov-confine" in errors) == (4, True), errors
 
 
+def test_a_plugin_of_the_project_that_would_run_outside_is_refused(project: Workspace) -> None:
+    (project.folder / "helper.py").write_text("")
+    (project.folder / "pytest.ini").write_text("[pytest]\naddopts = -p helper\n")
+    status, output, errors = run_pytest(project, "-k", "test_the_box")
+    assert (status, "helper.py" in errors, "pytest_plugins" in errors) == (4, True, True), output + errors
+    (project.folder / "pytest.ini").write_text("[pytest]\n")
+    (project.folder / "conftest.py").write_text("pytest_plugins = ['helper']\n")
+    (project.folder / "helper.py").write_text("import os; assert os.path.isdir('/.lgov-box')\n")
+    status, output, errors = run_pytest(project, "-k", "test_the_box")
+    assert status == 0, output + errors
+
+
 def test_a_program_that_calls_pytest_is_refused(project: Workspace) -> None:
     (project.folder / "program.py").write_text(
         "import pytest, sys; sys.exit(pytest.main([*sys.argv[1:], '--lgov-confine']))"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,7 @@ def test_a_repository_that_write_names_takes_commits_but_no_hooks(repository: Wo
     (repository.folder / "policy.yaml").write_text(f"{POLICY}{{preset: workspace, write: [.git]}}\n")
     commit = f"""
 import subprocess
+import time
 subprocess.run(["git", *{AS_SOMEONE!r}, "commit", "-qam", "second"], check=True)
 for name in ("hooks/evil", "config"):
     try:
@@ -89,3 +91,31 @@ def test_a_folder_made_to_look_like_an_environment_still_hides_its_secrets(works
     (workspace.folder / "sub" / ".env").write_text("SECRET")
     assert workspace.run("for name in ('pyvenv.cfg', 'HEAD'): open(f'sub/{name}', 'w')").status == 0
     assert "PermissionError" in workspace.run("open('sub/.env').read()").errors
+
+
+def test_what_a_killed_run_kept_free_the_next_removes_and_an_empty_file_of_the_user_stays(workspace: Workspace) -> None:
+    (workspace.folder / "policy.yml").touch()
+    (workspace.folder / ".git").mkdir()
+    process = workspace.start("open('runs', 'w'); import time; time.sleep(60)")
+    while not (workspace.folder / "runs").exists() and process.poll() is None:
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    assert (workspace.folder / "lgov.toml").exists(), "the process that removes it was killed"
+    assert workspace.run("").status == 0
+    assert sorted(path.name for path in workspace.folder.glob("*.*ml")) == ["policy.yaml", "policy.yml"]
+
+
+def test_a_box_that_cannot_be_made_leaves_nothing(workspace: Workspace) -> None:
+    (workspace.folder / "policy.yaml").write_text(f"{POLICY}{{preset: workspace, files: 100000000}}\n")
+    assert workspace.run("").status == 78
+    assert not (workspace.folder / "lgov.toml").exists()
+    assert not (workspace.folder / ".git").exists()
+
+
+def test_settings_that_a_box_makes_below_a_writable_folder_are_named(workspace: Workspace) -> None:
+    (workspace.folder.parent / "out" / "sub").mkdir(parents=True)
+    (workspace.folder / "policy.yaml").write_text(f"{POLICY}{{preset: workspace, write: [../out]}}\n")
+    ran = workspace.run("open('../out/sub/lgov.toml', 'w').write('timeout_s = 9')")
+    assert "out/sub/lgov.toml appeared" in ran.box["changed"][0]
+    assert workspace.run("").status == 78

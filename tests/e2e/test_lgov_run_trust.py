@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,19 @@ CHANGES = {
         "open('pyproject.toml', 'w').write('[tool.lgov]\\ntimeout_s = 9')",
         "pyproject.toml appeared",
     ),
+    "makes settings in a folder below": (
+        "import os; os.makedirs('a/b'); open('a/b/lgov.toml', 'w').write('timeout_s = 9')",
+        "a/b/lgov.toml appeared",
+    ),
+    "makes a record in a folder below": ("import os; os.makedirs('sub/.lgov')", "sub/.lgov appeared"),
+    "makes a package named as lgov's": (
+        "import os; os.mkdir('lgov_core'); open('lgov_core/cli.py', 'w').write('x')",
+        "lgov_core appeared",
+    ),
+    "hides settings in a new environment": (
+        "import os; os.mkdir('env'); open('env/pyvenv.cfg', 'w'); open('env/lgov.toml', 'w').write('timeout_s = 9')",
+        "env/lgov.toml appeared",
+    ),
     "removes its policy": ("import os; os.rename('policy.yaml', 'policy.yml')", "policy.yaml vanished"),
 }
 
@@ -79,6 +93,65 @@ def test_what_a_program_changes_is_named_and_the_next_start_refuses(folder: Path
     assert "it ran" not in second.stdout
     with pytest.raises(InstrumentationError, match="while a governed program ran"):
         Governance(policy=folder / "other.yaml").open() if (folder / "other.yaml").write_text(POLICY) else None
+
+
+def test_what_governed_below_at_the_start_and_did_not_change_is_nobodys_change(folder: Path) -> None:
+    for name in ("sub", "env"):
+        (folder / name).mkdir()
+        (folder / name / "lgov.toml").write_text("timeout_s = 3\n")
+    (folder / "env" / "pyvenv.cfg").touch()
+    (folder / "sub" / "pyproject.toml").write_text("[project]\n")
+    assert "governed program ran" not in run(folder, "open('sub/pyproject.toml', 'a').write('name = 1')").stderr
+    assert "governed program ran" not in run(folder, "open('env/lgov.toml', 'w').write('timeout_s = 4')").stderr
+    assert "sub/lgov.toml changed" in run(folder, "open('sub/lgov.toml', 'w').write('timeout_s = 4')").stderr
+
+
+def test_a_run_that_begins_below_is_refused_for_what_it_would_obey(folder: Path) -> None:
+    (folder / "sub").mkdir()
+    (folder / "other").mkdir()
+    run(folder, "open('sub/lgov.toml', 'w').write('audit = \"mine.db\"')")
+    refused = run(folder / "sub", "print('it ran')", "--policy", str(folder / "policy.yaml"))
+    assert (refused.returncode, refused.stdout) == (78, ""), refused.stderr
+    assert f"lgov policy trust {folder / '.lgov' / 'audit.db'}" in refused.stderr
+    assert "sub/lgov.toml" in refused.stderr
+    (folder / "other" / "lgov.toml").write_text("timeout_s = 3\n")
+    assert len(untrusted(folder / ".lgov" / "audit.db")) == 1, "what appears after the end is the owner's"
+    assert run(folder / "other", "", "--policy", str(folder / "policy.yaml")).returncode == 0
+    assert CliRunner().invoke(cli, ["policy", "trust", "--yes"]).exit_code == 0
+    assert run(folder / "sub", "", "--policy", str(folder / "policy.yaml")).returncode == 0
+
+
+def test_settings_that_name_another_record_do_not_hide_the_change(folder: Path) -> None:
+    run(folder, "open('lgov.toml', 'w').write('audit = \"other.db\"')")
+    assert run(folder, "").returncode == 78
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("import os; os.mkfifo('pyproject.toml')", "pyproject.toml appeared"),
+        ("open('lgov.toml', 'w').truncate(64 << 30)", "lgov.toml appeared"),
+        ("import os; os.remove('policy.yaml'); os.mkfifo('policy.yaml')", "policy.yaml changed"),
+    ],
+)
+def test_a_pipe_or_an_endless_file_is_a_change_that_is_not_read(folder: Path, code: str, line: str) -> None:
+    assert f"{line} while a governed program ran" in run(folder, code).stderr
+    assert [change.diff() for change in untrusted(folder / ".lgov" / "audit.db")] == [""]
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "lgov.toml", "policy.yaml"])
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: os.truncate(path.open("w").name, 64 << 30)], ids=["pipe", "64 GiB"]
+)
+def test_what_is_no_file_of_sane_size_is_an_error_that_names_it(
+    folder: Path, make: Callable[[Path], None], name: str
+) -> None:
+    (folder / name).unlink(missing_ok=True)
+    make(folder / name)
+    refused = run(folder, "print('it ran')")
+    assert (refused.returncode, refused.stdout) == (78, ""), refused.stderr
+    assert name in refused.stderr
+    assert "it is not a regular file" in refused.stderr or "more than 8388608" in refused.stderr
 
 
 def test_a_person_sees_the_change_and_accepts_it(folder: Path) -> None:
@@ -167,4 +240,6 @@ def test_what_a_box_lets_change_is_named_and_refused_too(folder: Path) -> None:
     if "confinement" in boxed.stderr and boxed.returncode == 78:
         pytest.skip("no box can be made here")
     assert "pyproject.toml appeared while a governed program ran" in boxed.stderr, boxed.stderr
+    assert not (folder / "lgov.toml").exists(), "a box leaves no file that it kept free"
+    assert not (folder / "policy.yml").exists()
     assert run(folder, "").returncode == 78
