@@ -195,6 +195,13 @@ def test_tables_is_a_list_of_the_only_tables() -> None:
         assert policy.judge_sql(wrong).rule == "sql-denied-table", wrong
 
 
+def test_a_field_that_postgresql_calls_as_a_function_of_the_row_is_denied() -> None:
+    policy = SQLPolicy(dialect="postgres", mode="read_only", columns=["staff.pay"])
+    for name in ("row_to_json", "to_jsonb", "concat", "json_agg", "array_agg", "record_out", "quote_literal"):
+        assert policy.judge_sql(f"SELECT s.{name} FROM staff s").rule == "sql-function", name
+    assert not policy.judge_sql("SELECT s.name, s.date, s.format FROM staff s").blocks
+
+
 def test_a_catalog_is_open_only_when_it_is_named() -> None:
     assert SQLPolicy(dialect="sqlite", tables=["*"]).judge_sql("SELECT * FROM sqlite_master").rule == "sql-catalog"
     assert (

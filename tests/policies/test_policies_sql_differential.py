@@ -205,7 +205,16 @@ EVERYTHING += (
     "id >= (SELECT 0)",
     "id IN (SELECT k.z FROM (SELECT s.id AS z FROM staff s) k WHERE k.z >= id)",
 )
-EVERYTHING += ("id IN (SELECT id FROM (SELECT * FROM staff))", "id", "id % 1 = 0", "'staff' IN ('staff')", "id * 0 = 0")
+EVERYTHING += (
+    "id IN (SELECT id FROM (SELECT * FROM staff))",
+    "id",
+    "id = 9 LIKE 0",
+    "id = 9 IN (0)",
+    "id = 9 NOT LIKE 1",
+    "id % 1 = 0",
+    "'staff' IN ('staff')",
+    "id * 0 = 0",
+)
 
 
 def condition(source: random.Random, depth: int) -> str:

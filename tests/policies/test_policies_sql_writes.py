@@ -173,7 +173,19 @@ def test_open_comparisons_of_columns_that_the_owner_lists_count() -> None:
         ("mysql", "DELETE FROM users WHERE email = 0"),  # holds for every text without digits
         ("mysql", "DELETE FROM users WHERE email = FALSE"),
         ("mysql", "DELETE FROM users WHERE email IN ('' + 0)"),
+        ("mysql", "DELETE FROM users WHERE email = CAST('0' AS SIGNED)"),
+        ("mysql", "DELETE FROM users WHERE email = CONVERT('0', SIGNED)"),
         ("sqlite", "DELETE FROM users WHERE \"yes\" = 'yes'"),
+        # operators that bind as closely as =, so that these compare the comparison
+        *(
+            (name, f"DELETE FROM users WHERE id = 1 {rest}")
+            for name in ("sqlite", "mysql")
+            for rest in ("LIKE 0", "IN (0)", "REGEXP 0")
+        ),
+        *(
+            ("sqlite", f"UPDATE users SET a = 1 WHERE id = 1 {rest}")
+            for rest in ("GLOB 0", "BETWEEN 0 AND 0", "NOT IN (1)", "NOT LIKE 1")
+        ),
         ("tsql", "WITH c AS (SELECT 1 AS a, id FROM users) DELETE FROM c WHERE a = 1"),
         ("databricks", "INSERT INTO users REPLACE WHERE true SELECT * FROM nobody"),
         ("databricks", "INSERT INTO users REPLACE USING (id) SELECT id, 0 FROM users"),

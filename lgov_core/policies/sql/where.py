@@ -25,6 +25,19 @@ Ranges = Sequence[tuple[str, str]]
 _MAX_STEPS = 10_000
 #: Dialects that compare a text with a number by the digits that the text begins with: = 0 holds for every other text.
 _TEXT_IS_ZERO = frozenset({"mysql", "doris", "singlestore", "starrocks"})
+#: Operators that compute a value of values. Others may bind to the comparison: ``id = 1 LIKE 0`` is ``(id = 1) LIKE 0``.
+_COMPUTING = (
+    exp.Add,
+    exp.Sub,
+    exp.Mul,
+    exp.Div,
+    exp.IntDiv,
+    exp.Mod,
+    exp.DPipe,
+    exp.Dot,
+    exp.JSONExtract,
+    exp.JSONExtractScalar,
+)
 #: Expressions of a column that keep the values of different rows apart.
 _APART = (exp.Paren, exp.Lower, exp.Upper, exp.Date, exp.TsOrDsToDate, exp.JSONExtract, exp.JSONExtractScalar)
 
@@ -280,7 +293,7 @@ class _Analysis:
         if isinstance(value, exp.Query):
             items = value.selects
             return len(items) == 1 and not items[0].is_star and self.is_few(value, column.name.lower())
-        if value.find(exp.Column, exp.Query, exp.Star) is not None:
+        if any(map(_is_no_value, value.walk())):
             return False
         return self._dialect not in _TEXT_IS_ZERO or _is_not_zero(value)
 
@@ -393,6 +406,13 @@ def _column_of(side: object) -> exp.Column | None:
     return side if isinstance(side, exp.Column) and not isinstance(side.this, exp.Star) else None
 
 
+def _is_no_value(node: exp.Expr) -> bool:
+    """Returns whether an expression with this node may differ from row to row, or be a part of a comparison."""
+    if isinstance(node, exp.Column | exp.Query | exp.Star | exp.Predicate | exp.Connector | exp.Not):
+        return True
+    return isinstance(node, exp.Binary) and not isinstance(node, _COMPUTING)
+
+
 def _takes_both(values: Sequence[exp.Expr]) -> bool:
     """Returns whether a list holds both truth values, so that one of them is what any row has."""
     names = {str(value.this).lower() for value in values if isinstance(value, exp.Boolean | exp.Literal)}
@@ -403,6 +423,9 @@ def _is_not_zero(value: exp.Expr) -> bool:
     value = value.this if isinstance(value, exp.Neg) else value
     if isinstance(value, exp.Literal):
         return value.is_string or bool(value.name.strip("0.eE+-"))
-    text = value.this if isinstance(value, exp.Cast | exp.Date) else None
+    if isinstance(value, exp.Cast):
+        is_text = isinstance(value.this, exp.Literal) and value.this.is_string
+        return is_text and value.to.is_type(*exp.DataType.TEMPORAL_TYPES, *exp.DataType.TEXT_TYPES)
+    text = value.this if isinstance(value, exp.Date) else None
     dated = (exp.CurrentDate, exp.CurrentTimestamp, exp.Placeholder, exp.Parameter, exp.National, exp.HexString)
     return isinstance(value, dated) or (isinstance(text, exp.Literal) and text.is_string)
