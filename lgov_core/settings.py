@@ -28,8 +28,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from lgov_core._util.schema import Mistake, checked
-from lgov_core._util.words import suggest_name
-from lgov_core.errors import SettingsError
+from lgov_core.errors import SettingsError, suggest_name
 
 DEFAULT = "default"
 #: Settings and policy files are not longer than this (bytes).

@@ -19,8 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from lgov_core._util.schema import Mistake, checked
-from lgov_core._util.words import suggest_name
-from lgov_core.errors import PolicyFileError, RewardError, RewardFileError
+from lgov_core.errors import PolicyFileError, RewardError, RewardFileError, suggest_name
 from lgov_core.policies.document import Place, read_yaml
 
 

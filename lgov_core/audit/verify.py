@@ -433,9 +433,13 @@ class _Check:
             if not check(_HEAD_DOMAIN + body.encode(), signature):
                 raise _Broken(f"the signature of head {number} is wrong")
             last, self.ending[number] = fields.get("last"), str(fields.get("ended"))
-            if not isinstance(last, int) or last < covered + (number > 1 and "ended" not in fields):
+            # The first one of a record, that with which seals begin, and that which ends a writer may cover nothing.
+            begins_seals = self.sealed_after is None and "seals" in fields
+            if not isinstance(last, int) or last < covered + (
+                number > 1 and "ended" not in fields and not begins_seals
+            ):
                 raise _Broken(f"head {number} covers nothing")
-            self.sealed_after = last if self.sealed_after is None and "seals" in fields else self.sealed_after
+            self.sealed_after = last if begins_seals else self.sealed_after
             if self.kept.get(number, (body, signature.hex())) != (body, signature.hex()):
                 raise _Broken(f"head {number} is not the one that was kept outside of the record")
             self.lines.append(json.dumps({"number": number, "body": body, "signature": signature.hex()}))

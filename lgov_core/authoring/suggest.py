@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from lgov_core._util.words import counted
 from lgov_core.authoring.replay import RecordedAction
 from lgov_core.authoring.rules import (
     COMMANDS,
@@ -31,7 +30,7 @@ from lgov_core.authoring.rules import (
     rule_of,
     schema_of,
 )
-from lgov_core.errors import PolicyError
+from lgov_core.errors import PolicyError, counted
 from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies.network.addresses import Address, addresses, covers

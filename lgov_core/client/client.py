@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self, cast
 
 from lgov_core import air
-from lgov_core._util.words import counted
 from lgov_core.air import AirRules, RuleSet
 from lgov_core.client.attempts import Agent, AgentRunner, check_agent
 from lgov_core.client.tasks import load_agent, name_of, read_tasks
 from lgov_core.client.wire import ENDED, PROTOCOL, Assignment, Report, ServerConnection
 from lgov_core.client.workers import Done, ProcessWorkers, ThreadWorkers, Workers
-from lgov_core.errors import ArgumentError, ClientError, LgovError, TaskError, TrainError
+from lgov_core.errors import ArgumentError, ClientError, LgovError, TaskError, TrainError, counted
 from lgov_core.governance import Governance
 from lgov_core.train.loop.figures import time_spent
 from lgov_core.types import new_id

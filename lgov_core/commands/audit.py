@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from lgov_core._util.words import counted
 from lgov_core.commands.group import Exit, effect_text, write_json, write_result, write_table
 from lgov_core.commands.options import (
     FOLDER,
@@ -25,7 +24,7 @@ from lgov_core.commands.options import (
     settings_option,
     yes_option,
 )
-from lgov_core.errors import LgovError
+from lgov_core.errors import LgovError, counted
 from lgov_core.settings import load_settings
 
 if TYPE_CHECKING:

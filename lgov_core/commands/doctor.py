@@ -13,10 +13,9 @@ from typing import Any
 import click
 
 import lgov_core
-from lgov_core._util.words import counted
 from lgov_core.commands.group import Exit, printable, write_json, write_table
 from lgov_core.commands.options import command
-from lgov_core.errors import LgovError
+from lgov_core.errors import LgovError, counted
 from lgov_core.instrumentation.framework import Adapter
 from lgov_core.settings import Settings, load_settings, without_password
 from lgov_core.types import Point

@@ -13,7 +13,6 @@ from urllib.parse import unquote
 import click
 
 from lgov_core._util.files import atomic_file
-from lgov_core._util.words import counted
 from lgov_core.commands.group import Exit, printable, write_json, write_result
 from lgov_core.commands.options import (
     Where,
@@ -28,7 +27,7 @@ from lgov_core.commands.options import (
     single,
     where_option,
 )
-from lgov_core.errors import ExportError, LgovError, StoreError
+from lgov_core.errors import ExportError, LgovError, StoreError, counted
 from lgov_core.store import rows
 from lgov_core.store.trace_store import TraceStore
 from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from lgov_core._util.words import counted
 from lgov_core.commands.group import Exit, write_json, write_table
 from lgov_core.commands.options import FILE, PATH, command, is_audit_record, is_store, limit_option, recorded_actions
-from lgov_core.errors import PolicyError
+from lgov_core.errors import PolicyError, counted
 from lgov_core.settings import without_password
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 
-from lgov_core._util.words import counted
 from lgov_core.commands.group import Exit, console, rewards_text, write_json, write_result, write_table
 from lgov_core.commands.options import (
     FILE,
@@ -30,7 +29,7 @@ from lgov_core.commands.options import (
     where_option,
     yes_option,
 )
-from lgov_core.errors import EndpointError
+from lgov_core.errors import EndpointError, counted
 from lgov_core.settings import load_settings, without_password
 from lgov_core.trace.rollout_spans import attempt_of
 from lgov_core.trace.semconv import TASK_ID

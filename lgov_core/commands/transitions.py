@@ -17,7 +17,6 @@ from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
 import click
 
 from lgov_core._util.files import write_lines
-from lgov_core._util.words import counted
 from lgov_core.commands.group import Exit, rewards_text, write_table
 from lgov_core.commands.options import (
     FILE,
@@ -31,7 +30,7 @@ from lgov_core.commands.options import (
     single,
     where_option,
 )
-from lgov_core.errors import TransitionError
+from lgov_core.errors import TransitionError, counted
 
 if TYPE_CHECKING:
     from lgov_core.transitions import CreditRules, Records, Selection, TransitionSet

@@ -16,11 +16,10 @@ from typing import Any, Final, Literal
 from safetensors import SafetensorError
 
 from lgov_core._util.files import HeldByAnother, atomic_folder, atomic_write, hold
-from lgov_core._util.words import counted
 from lgov_core.audit import default_signer
 from lgov_core.audit.lineage import EXPORT, LINEAGE_FILE, attest, read_attestation, read_lineage, verify_lineage
 from lgov_core.audit.signing import Signer
-from lgov_core.errors import TrainError
+from lgov_core.errors import TrainError, counted
 from lgov_core.evaluation.model import TrainedModel
 from lgov_core.models.load import CURRENT_FILE, MODEL_FOLDER, check_name, promoted_state
 from lgov_core.train.loop.lineage import code_facts

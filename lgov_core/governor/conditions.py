@@ -23,8 +23,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from lgov_core._util.words import suggest_name
-from lgov_core.errors import PolicyError
+from lgov_core.errors import PolicyError, suggest_name
 from lgov_core.governor.matchers import FIELDS, OPERATORS, TEXT_FIELDS, ConditionError, Reading, field_of
 from lgov_core.types import Action
 

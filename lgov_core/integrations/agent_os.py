@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from lgov_core._util.words import suggest_name
-from lgov_core.errors import PolicyError
+from lgov_core.errors import PolicyError, suggest_name
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.options import PolicyOptions, Text, takes
 from lgov_core.types import Action, Decision, Effect, Severity

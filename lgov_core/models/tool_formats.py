@@ -18,8 +18,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
 from lgov_core._util.json_text import json_object
-from lgov_core._util.words import suggest_name
-from lgov_core.errors import EndpointError
+from lgov_core.errors import EndpointError, suggest_name
 
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]

@@ -21,8 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from lgov_core._util.schema import Mistake, checked
-from lgov_core._util.words import suggest_name
-from lgov_core.errors import PolicyFileError
+from lgov_core.errors import PolicyFileError, suggest_name
 from lgov_core.places import HARMLESS_VARIABLES
 from lgov_core.policies.content.secrets import SECRET_NAMES
 from lgov_core.policies.document import Place, read_yaml

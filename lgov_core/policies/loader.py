@@ -18,8 +18,7 @@ from typing import Annotated, Any, Final, TypeVar, cast, get_args
 import msgspec
 
 from lgov_core._util.schema import Mistake, checked
-from lgov_core._util.words import suggest_name
-from lgov_core.errors import PolicyError, PolicyFileError
+from lgov_core.errors import PolicyError, PolicyFileError, suggest_name
 from lgov_core.governor.conditions import ConditionProblem, compiled
 from lgov_core.governor.rules import Default, Rule
 from lgov_core.places import GoverningPlaces, in_force, places_for

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
-from lgov_core._util.words import suggest_name
-from lgov_core.errors import PolicyError
+from lgov_core.errors import PolicyError, suggest_name
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.loader import load_policy_file
 from lgov_core.policies.policy_set import PolicySet

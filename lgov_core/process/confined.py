@@ -18,8 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lgov_core._util.words import counted
-from lgov_core.errors import InstrumentationError, LgovError
+from lgov_core.errors import InstrumentationError, LgovError, counted
 from lgov_core.governance import Governance, make_folder
 from lgov_core.process.children import VARIABLE
 from lgov_core.process.governed import policy_in, say, write_error

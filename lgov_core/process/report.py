@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lgov_core._util.words import counted
+from lgov_core.errors import counted
 from lgov_core.process.governed import Blocked
 from lgov_core.process.requests import request_lines
 

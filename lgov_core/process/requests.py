@@ -24,8 +24,7 @@ from functools import cache, wraps
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from lgov_core._util.words import counted
-from lgov_core.errors import PolicyDenied
+from lgov_core.errors import PolicyDenied, counted
 from lgov_core.types import Decision, Effect
 
 #: The head of a request of HTTP/1, or the beginning of a connection of HTTP/2.

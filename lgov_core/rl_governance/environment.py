@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, TypeVar
 
-from lgov_core._util.words import suggest_name
-from lgov_core.errors import ArgumentError, KernelError, PolicyDenied
+from lgov_core.errors import ArgumentError, KernelError, PolicyDenied, suggest_name
 from lgov_core.rl_governance.adapt import adapt_kernel
 from lgov_core.rl_governance.execution import run_to_end
 from lgov_core.rl_governance.reports import violation_as_json

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from lgov_core._util.files import open_to_others
-from lgov_core._util.words import counted
 from lgov_core.client.client import TrainingBar, TrainResult
-from lgov_core.errors import LgovError, SettingsError
+from lgov_core.errors import LgovError, SettingsError, counted
 from lgov_core.models.load import wait_without_spinning
 from lgov_core.train.settings import TrainSettings, load_train_settings
 

@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
-from lgov_core._util.words import counted
 from lgov_core.audit import default_signer
-from lgov_core.errors import LgovError, SettingsError, TrainError
+from lgov_core.errors import LgovError, SettingsError, TrainError, counted
 from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.door import require_keys

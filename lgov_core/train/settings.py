@@ -22,8 +22,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from lgov_core._util.schema import Mistake, checked
-from lgov_core._util.words import suggest_name
-from lgov_core.errors import PolicyFileError, SettingsError
+from lgov_core.errors import PolicyFileError, SettingsError, suggest_name
 from lgov_core.policies.document import read_yaml
 from lgov_core.train.sections import (
     DataSection,

@@ -29,7 +29,7 @@ def write_signed(folder: Path, patch: pytest.MonkeyPatch) -> Path:
             connection.commit()
         with AuditLog(path, signer=load_key(key), sign_every=2) as log:
             log.append("trace", {"name": "begin"}, arguments={"n": 1}, content={"text": "é"})
-            write_record(path)
+            write_record(path, load_key(key))
             log.append("trace_end", {"name": "end"}, arguments=None, content={})
             log.erase(entry_id=log.entries()[1].entry_id, reason="asked for")
     return path

@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from lgov_core.audit import AuditLog
+from lgov_core.audit.signing import SigningKey
 from lgov_core.cli import cli
 from lgov_core.store import open_store
 from lgov_core.types import (
@@ -118,14 +119,14 @@ def act(name: str, agent: str, point: Point = Point.PRE_TOOL_CALL, session: str 
     )
 
 
-def write_record(place: Path) -> None:
+def write_record(place: Path, signer: SigningKey | None = None) -> None:
     denied = Decision(
         Effect.DENY, "sql", "no-drop", "it destroys a table", Severity.CRITICAL, policy_digest="d1", latency_us=12.5
     )
     part = Decision(Effect.DENY, "files", "no-write", "it writes", shadowed=True)
     shadowed = Decision(Effect.ALLOW, "files", "default", "", parts=(part,))
     allowed = Decision(Effect.ALLOW, "desk", "default", "", latency_us=3.0)
-    with AuditLog(place, signer=None, redact=["password"]) as log:
+    with AuditLog(place, signer=signer, redact=["password"]) as log:
         drop = act("run_sql", "clerk", query="DROP TABLE staff", password="hunter2")
         log.commit(drop, denied)
         read = act("run_sql", "clerk", query="SELECT name FROM staff WHERE id = 7")

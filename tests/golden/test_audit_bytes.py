@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lgov_core.audit import AuditLog, verify
-from tests.golden.audit_bytes import rows, write_signed
+from lgov_core.audit import AuditLog, load_key, verify
+from lgov_core.errors import AuditKeyError
+from tests.golden.audit_bytes import SECRET, rows, write_signed
 
 GOLDEN = Path(__file__).parent
 
@@ -28,7 +29,12 @@ def test_a_record_of_an_earlier_version_verifies_and_can_be_continued(tmp_path: 
     shutil.copy(GOLDEN / "audit_record.heads.jsonl", head := tmp_path / "heads.jsonl")
     report = verify(path, head=head, require_signed=True)
     assert (report.ok, report.entries, report.erased, report.unsigned) == (True, 10, 1, 0)
-    with AuditLog(path, signer=None) as log:
+    key = tmp_path / "audit.key"
+    key.write_text(SECRET)
+    key.chmod(0o600)
+    with AuditLog(path, signer=load_key(key)) as log:
         assert [entry.kind for entry in log.entries()][::9] == ["trace", "erasure"]
         log.append("signal", {"name": "stop"}, arguments=None, content={"why": time.strftime("%Y")})
-    assert (verify(path).ok, verify(path).unsigned) == (True, 1)
+    assert (verify(path).ok, verify(path).unsigned) == (True, 0)
+    with AuditLog(path, signer=None) as log, pytest.raises(AuditKeyError):  # a program without the key reads only
+        log.append("signal", {"name": "stop"}, arguments=None, content={})

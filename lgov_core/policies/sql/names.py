@@ -13,8 +13,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Final, Literal
 
-from lgov_core._util.words import suggest_name
-from lgov_core.errors import PolicyError
+from lgov_core.errors import PolicyError, suggest_name
 from lgov_core.policies.base import DataFile
 from lgov_core.types import Severity
 

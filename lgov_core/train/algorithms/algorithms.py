@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from lgov_core._util.words import suggest_name
-from lgov_core.errors import SettingsError, TrainError
+from lgov_core.errors import SettingsError, TrainError, suggest_name
 from lgov_core.train.sections import FINITE, Above0, AtLeast0, Count, Whole, check_values
 from lgov_core.train.settings import TrainSettings
 from lgov_core.transitions import CreditRules

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lgov_core._util.words import counted
-from lgov_core.errors import TrainError
+from lgov_core.errors import TrainError, counted
 from lgov_core.train.loop.collecting import RolloutTask, StepRollouts
 from lgov_core.transitions import CreditRules, DataFinding, TransitionSet
 from lgov_core.transitions.build import INTERMEDIATE
