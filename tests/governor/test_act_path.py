@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -79,16 +81,27 @@ async def traced_call(log: AuditLog, trace: Trace, arguments: dict[str, Any]) ->
     return result
 
 
-def test_the_files_between_reply_and_act_are_those_of_the_list(tmp_path: Path) -> None:
+def trace_permitted(path: str) -> list[str]:
+    """The files that run for a permitted call with its record at ``path``."""
     trace = Trace()
-    with AuditLog(tmp_path / "audit.db", signer=None) as log:
+    with AuditLog(path, signer=None) as log:
         result = asyncio.run(traced_call(log, trace, {"city": "Rome"}))
         entries = log.entries()
     assert result.to_text() == "sunny in Rome"
     assert [entry.effect for entry in entries if entry.point == "pre_tool_call" and entry.kind == "decision"] == [
         "allow"
     ] * 2
-    assert trace.files == set(ACT_PATH)
+    return sorted(trace.files)
+
+
+def test_the_files_between_reply_and_act_are_those_of_the_list(tmp_path: Path) -> None:
+    """In a process of its own: what a test before this one has instrumented brings files of its own."""
+    code = "import json, sys; from tests.governor.test_act_path import trace_permitted"
+    code += "; print(json.dumps(trace_permitted(sys.argv[1])))"
+    command = [sys.executable, "-c", code, str(tmp_path / "audit.db")]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert set(json.loads(ran.stdout.splitlines()[-1])) == set(ACT_PATH)
 
 
 def test_a_refused_call_runs_no_other_file_and_not_the_tool(tmp_path: Path) -> None:
