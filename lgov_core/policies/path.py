@@ -9,8 +9,8 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import translate
 from pathlib import Path
-from typing import Any
-from urllib.parse import unquote_to_bytes
+from typing import Any, Final, Literal
+from urllib.parse import unquote, unquote_to_bytes
 
 from lgov_core.errors import PolicyDenied, PolicyError
 from lgov_core.governor.options import argument_names, names
@@ -18,6 +18,7 @@ from lgov_core.places import places_for
 from lgov_core.policies.base import BoundedPolicy, Unclear
 from lgov_core.policies.content.secrets import SECRET_NAMES
 from lgov_core.policies.options import Names, PolicyOptions, Text, Texts, takes
+from lgov_core.policies.provenance import strings_in
 from lgov_core.types import Action, Decision, Point, Severity
 
 MAX_PATH_BYTES = 4096
@@ -41,28 +42,41 @@ _ENTITY = re.compile(r"&(?:#\d+|#x[0-9a-f]+|[a-z][a-z0-9]*);", re.I)
 _BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
 _DEVICES = re.compile(r"(?:con|nul|aux|prn|conin\$|conout\$|com[0-9]|lpt[0-9])(?:\..*)?", re.I)
 
+#: An absolute path as a URI: `RFC 8089 <https://www.rfc-editor.org/rfc/rfc8089>`_, of this machine.
+_FILE_URI = re.compile(r"file:(?://(?:localhost)?)?(/(?!/)[^?#]*)", re.I | re.DOTALL)
+
+_OR_LITERAL: Final = " (in the policy, expand: none is for a tool that opens names as they are)"
+
 _SHORT_NAME = re.compile(r"[^.~]{1,6}~\d(?:\.[^.]{0,3})?")
 
 
-def plain_path(text: str) -> tuple[str, ...]:
+def plain_path(text: str, *, literal: bool = False) -> tuple[str, ...]:
     """``text`` and what else a program may make of it (percent-encoding undone, Unicode normalised): POSIX paths, all.
 
     Raises `Unclear` when no such reading is beyond doubt.
 
     That is: no control or invisible characters, no backslash, drive, UNC share, stream, device or short name (``GIT~1``), no
-    URL, no ``~``, variable, wildcard or brace to expand, no second reading when percent-encoding is undone or Unicode is
-    normalised, no name that begins or ends with a space or ends with a dot.
+    URL but the ``file:`` URI of an absolute path, no ``~``, variable, wildcard or brace to expand, no second reading when
+    percent-encoding is undone or Unicode is normalised, no name that begins or ends with a space or ends with a dot.
+
+    ``literal`` is for programs that expand nothing: ``~``, ``$``, wildcards, braces and percent signs are letters of a name
+    then, as are the names of devices where the system has none, and a backslash is a letter as well as a slash.
     """
-    _as_written(text)
+    if (uri := _FILE_URI.fullmatch(text)) is not None:
+        decoded = unquote(uri[1])
+        return (*plain_path(decoded, literal=literal), *plain_path(uri[1], literal=literal), text)
+    _as_written(text, literal)
+    if literal:
+        return tuple(dict.fromkeys((text, text.replace("\\", "/"), unicodedata.normalize("NFKC", text))))
     decoded = _decoded(text)
     if decoded != text:
         if decoded.count("/") != text.count("/") or _has_dots(decoded) != _has_dots(text):
             raise Unclear("path-encoded", "Write the path without percent-encoding.")
-        _as_written(decoded)
+        _as_written(decoded, literal)
     return tuple(dict.fromkeys((text, decoded, unicodedata.normalize("NFKC", decoded))))
 
 
-def _as_written(text: str) -> None:
+def _as_written(text: str, literal: bool) -> None:
     if not text.strip():
         raise Unclear("path-missing", "The path is empty; write one.")
     try:
@@ -71,16 +85,18 @@ def _as_written(text: str) -> None:
         raise Unclear("path-characters", "The path holds characters that are not text.") from None
     if length > MAX_PATH_BYTES:
         raise Unclear("path-too-long", f"The path is longer than {MAX_PATH_BYTES} bytes.")
-    _characters(text)
-    _expansions(text)
-    for name in text.split("/"):
-        _name(name)
+    posix = literal and os.sep == "/"
+    _characters(text, posix)
+    if not literal:
+        _expansions(text)
+    for name in text.replace("\\", "/").split("/"):
+        _name(name, posix)
 
 
-def _characters(text: str) -> None:
+def _characters(text: str, posix: bool) -> None:
     if any(unicodedata.category(letter) in _UNSEEN and not _joins(text, at) for at, letter in enumerate(text)):
         raise Unclear("path-characters", "The path holds control or invisible characters; leave them out.")
-    if "\\" in text:
+    if "\\" in text and not posix:
         raise Unclear("path-windows", "Write the path with forward slashes; a backslash is not accepted.")
     if _DRIVE.match(text) or text.startswith("//") or _STREAM.search(text):
         raise Unclear("path-windows", "Drives, network shares and streams are not accepted; write a POSIX path.")
@@ -108,16 +124,16 @@ def _joins(text: str, at: int) -> bool:
 
 def _expansions(text: str) -> None:
     if text.startswith("~"):
-        raise Unclear("path-expansion", "~ is not expanded; write the path out.")
+        raise Unclear("path-expansion", f"~ is not expanded; write the path out{_OR_LITERAL}.")
     if _VARIABLE.search(text):
-        raise Unclear("path-expansion", "Variables and commands in a path are not expanded; write the path out.")
+        raise Unclear("path-expansion", f"Variables in a path are not expanded; write the path out{_OR_LITERAL}.")
     if "*" in text or "?" in text or _BRACES.search(text):
-        raise Unclear("path-expansion", "Wildcards are not expanded; name one file or folder.")
+        raise Unclear("path-expansion", f"Wildcards are not expanded; name one file or folder{_OR_LITERAL}.")
     if _ENTITY.search(text) or re.search(r"%u[0-9a-fA-F]{4}", text):
         raise Unclear("path-encoded", "Write the path without character codes.")
 
 
-def _name(name: str) -> None:
+def _name(name: str, posix: bool) -> None:
     if name in ("", ".", ".."):
         return
     if len(name.encode()) > MAX_NAME_BYTES:
@@ -126,7 +142,7 @@ def _name(name: str) -> None:
         raise Unclear("path-characters", "A name in the path begins or ends with a space, or ends with a dot.")
     if name.startswith("..") and not name.strip(".;"):
         raise Unclear("path-characters", f"{name!r} is not a name.")
-    if _DEVICES.fullmatch(name) is not None:
+    if not posix and _DEVICES.fullmatch(name) is not None:
         raise Unclear("path-windows", f"{name!r} names a device on some systems; choose another name.")
     if "~" in name and _SHORT_NAME.fullmatch(name) is not None:  # GIT~1 is .git there
         raise Unclear("path-windows", f"{name!r} is the short name of another file on some systems; write it out.")
@@ -189,6 +205,7 @@ class PathOptions(PolicyOptions, frozen=True, kw_only=True):
     argument: Names | None = None
     cwd: Text | None = None
     deny: Texts = DENIED_NAMES
+    expand: Literal["any", "none"] = "any"
     name: Text = "path"
 
 
@@ -202,17 +219,19 @@ class PathPolicy(BoundedPolicy):
 
     ``argument`` names the arguments that hold a path or a list of paths. Unless given they have one of the usual names
     (``path``, ``file``, ``filename``, ``directory``, ...: `PATH_ARGUMENTS`) or end in one (``log_file``), also in mappings
-    inside of arguments. Each that is present is checked; a call without any is denied; arguments with other names are not
-    checked. If an argument names the folder for relative paths (``cwd``, ``working_directory``, ...: `FOLDER_ARGUMENTS`),
-    paths are checked from there as well.
+    inside of arguments. Each that is present is checked, and arguments with other names are not. Of a call without any, whose
+    tool then works in its folder, ``cwd`` is checked, and every other text as if it were a path. If an argument names the
+    folder for relative paths (``cwd``, ``working_directory``, ...: `FOLDER_ARGUMENTS`), paths are checked from there as well.
 
     ``deny`` are globs, letter case ignored, for names that are closed inside the roots too (`DENIED_NAMES` unless given;
     ``[]`` for none). A glob with a slash is compared with the whole path below the root.
 
-    Programs must agree on what a path means: `plain_path` lists what is refused, Windows paths among it. The path is checked
-    as written, with percent-encoding undone and Unicode normalised, with ``..`` resolved, and with every symbolic link
-    followed, also below a file that does not exist yet; all of these must be inside a root. Links into ``/proc``, ``/dev``
-    and ``/sys``, devices, sockets and pipes are refused.
+    Programs must agree on what a path means: `plain_path` lists what is refused, Windows paths among it. ``expand: none`` is
+    for a tool that opens a name as it is: ``routes/$id.tsx``, ``~backup`` and ``src/aux.c`` are names of files then. A
+    ``file:`` URI is the path in it. Whatever it expands, the path is checked as written, with percent-encoding undone and
+    Unicode normalised, with ``..`` resolved, and with every symbolic link followed, also below a file that does not exist
+    yet; all of these must be inside a root. Links into ``/proc``, ``/dev`` and ``/sys``, devices, sockets and pipes are
+    refused.
 
     What it cannot see: a link inside a root that changes between the check and the call (open with ``O_NOFOLLOW`` or
     ``openat2(RESOLVE_BENEATH)`` what `resolve` returns, or let no other program write there), a hard link to a file
@@ -239,6 +258,7 @@ class PathPolicy(BoundedPolicy):
             PATH_ARGUMENTS if options.argument is None else argument_names(name, options.argument, "the path")
         )
         self._named = options.argument is not None
+        self._literal = options.expand == "none"
         self.denied = tuple(_folded(glob) for glob in options.deny)
         self._is_denied = _any_of(self.denied)
 
@@ -252,15 +272,17 @@ class PathPolicy(BoundedPolicy):
                 str(action.arguments[name]) for name in FOLDER_ARGUMENTS if action.arguments.get(name) is not None
             ]
             moved = [f"{folder}/{text}" for folder in folders for text in texts if not os.path.isabs(text)]
+            others = {name: value for name, value in action.arguments.items() if name not in FOLDER_ARGUMENTS}
+            unnamed = [] if texts else [text for _, text in strings_in(others) if text]
         except Unclear as unclear:
             return self.deny(unclear.rule, unclear.reason, Severity.MEDIUM)
-        if not texts:
-            names = " or ".join(self.arguments) if self._named else "path"
-            return self.deny("path-missing", f"Give the path as text in the argument {names}.", Severity.MEDIUM)
-        if len(texts) > MAX_PATHS:
+        if len(texts) + len(unnamed) > MAX_PATHS:
             return self.deny("path-too-many", f"Give at most {MAX_PATHS} paths at a time.", Severity.MEDIUM)
         call_text = str(action.arguments) if any("pyproject" in text.casefold() for text in texts) else ""
-        for text in (*folders, *texts, *moved):
+        if any(map(self._leads_away, unnamed)):
+            names = " or ".join(self.arguments) if self._named else "path"
+            return self.deny("path-missing", f"Give the path as text in the argument {names}.", Severity.MEDIUM)
+        for text in (*folders, *(texts or (".",)), *moved):
             decision = self.judge_path(text, call_text)
             if decision.blocks:
                 return decision
@@ -269,11 +291,18 @@ class PathPolicy(BoundedPolicy):
     def _values(self, arguments: Mapping[str, Any]) -> Iterator[Any]:
         """The values that name paths. Raises `Unclear`."""
         values = [arguments[name] for name in self.arguments if name in arguments]
-        if self._named:
-            yield from values
-            return
         yield from (value for value in values if value is not None)  # an optional path that was left out names nothing
-        yield from _within({name: value for name, value in arguments.items() if name not in self.arguments})
+        if not self._named:
+            yield from _within({name: value for name, value in arguments.items() if name not in self.arguments})
+
+    def _leads_away(self, text: str) -> bool:
+        """Returns whether ``text``, which need not be a path, would be a refused one."""
+        try:
+            for reading in (text, text.strip().replace("\\", "/")) if self._literal else plain_path(text):
+                self._place(reading, "")
+        except (Unclear, OSError, ValueError):
+            return True
+        return False
 
     def judge_path(self, text: str, call_text: str = "") -> Decision:
         """The verdict on one path; ``call_text`` is what the call says beside it."""
@@ -297,7 +326,7 @@ class PathPolicy(BoundedPolicy):
     # ------------------------------------------------------------------ one path
 
     def _real(self, text: str, call_text: str = "") -> str:
-        first, *others = plain_path(text)
+        first, *others = plain_path(text, literal=self._literal)
         for other in others:  # a tool may take it for any of them
             self._place(other, call_text)
         return self._place(first, call_text)
@@ -366,6 +395,7 @@ def _within(value: Any) -> Iterator[Any]:
             for name, inner in item.items():
                 last_word = _WORD_ENDS.split(name)[-1].lower() if isinstance(name, str) else ""
                 by_word = not patch and isinstance(inner, str) and last_word in _LAST_WORDS
+                by_word |= last_word in ("uri", "url") and isinstance(inner, str) and inner[:5].lower() == "file:"
                 if by_word or (name in named and inner is not None):
                     yield inner
                 else:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 
 from lgov_core._util.containers import BoundedDict
 from lgov_core.governor.patterns import matches_any, surely_matches
-from lgov_core.policies.base import BoundedPolicy
+from lgov_core.policies.base import BoundedPolicy, Unclear
 from lgov_core.policies.content.text_views import INVISIBLE, written_number
 from lgov_core.policies.network.addresses import KINDS, Address, AddressKind, addresses, covers, page_of
 from lgov_core.policies.options import Count, PolicyOptions, Text, Texts, YesOrNo, takes
@@ -29,10 +29,6 @@ MAX_DEPTH: Final = 32
 #: Characters of the name of an argument.
 MAX_NAME: Final = 1_000
 _ROLES: Final = ("system", "developer")
-
-
-class _Unlookable(Exception):
-    """Arguments in which addresses cannot be looked for."""
 
 
 class _Said:
@@ -138,7 +134,7 @@ class ProvenancePolicy(BoundedPolicy):
         used: list[tuple[str, Address | str]] = []
         try:
             strings = list(strings_in(action.arguments))
-        except _Unlookable as error:
+        except Unclear as error:
             return self.deny("provenance-unscanned", f"{error}, so they were not looked at.")
         for name, text in strings:
             if matches_any(name, self.whole):
@@ -251,11 +247,11 @@ def _system_texts(messages: Any) -> Iterator[str]:
 def strings_in(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
     """Every string with the key it stands under; keys themselves, and numbers as they are written."""
     if depth > MAX_DEPTH:
-        raise _Unlookable(f"The arguments are nested deeper than {MAX_DEPTH} levels")
+        raise Unclear("arguments-unlookable", f"The arguments are nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, Mapping):
         for key, item in value.items():
             if isinstance(key, str) and len(key) > MAX_NAME:
-                raise _Unlookable(f"The arguments have a name longer than {MAX_NAME} characters")
+                raise Unclear("arguments-unlookable", f"The arguments have a name longer than {MAX_NAME} characters")
             if isinstance(key, str) and not key.isidentifier():
                 yield name, key
             yield from strings_in(item, str(key), depth + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -221,10 +222,9 @@ def test_every_named_argument_is_judged_and_one_must_be_there(root: Path) -> Non
     judged = policy.judge(call(source="src/a", target="../b"))
     assert judged is not None
     assert judged.rule == "path-outside"
-    missing = policy.judge(call(path="src/a"))
+    missing = policy.judge(call(path="/etc/passwd"))
     assert missing is not None
-    assert missing.rule == "path-missing"
-    assert policy.judge(call(source=None)).rule == "path-missing"  # type: ignore[union-attr]
+    assert missing.rule == "path-missing", "a path under another name is not taken for a path that was left out"
     assert policy.judge(call(source=b"src/a")).rule == "path-missing"  # type: ignore[union-attr]
 
 
@@ -232,7 +232,101 @@ def test_without_argument_the_usual_names_are_judged(root: Path) -> None:
     policy = PathPolicy(roots=[str(root)])
     assert not policy.judge(call(file_path="src/a", directory=None)).blocks  # type: ignore[union-attr]
     assert policy.judge(call(src="src/a", dest="/etc/x")).blocks  # type: ignore[union-attr]
-    assert policy.judge(call(text="hello")).rule == "path-missing"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("named", [None, "path"])
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, ""),
+        ({"path": None}, ""),
+        ({"pattern": "TODO", "limit": 5}, ""),
+        ({"pattern": r"def \w+\(\$"}, ""),
+        ({"target": "/etc/passwd"}, "path-missing"),
+        ({"target": ["src", "../../x"]}, "path-missing"),
+        ({"edits": {"to": ".env"}}, "path-missing"),
+        ({"path": ""}, "path-missing"),
+        ({"path": 5}, "path-missing"),
+        ({"cwd": "/etc"}, "path-outside"),
+    ],
+)
+def test_a_path_that_is_left_out_is_the_folder_of_the_tool(
+    root: Path, named: str | None, arguments: dict[str, object], expected: str
+) -> None:
+    policy = PathPolicy(roots=[str(root)], argument=named, expand="none")
+    assert policy.judge(call(**arguments)).rule == expected  # type: ignore[union-attr]
+
+
+def test_a_folder_outside_of_the_roots_is_no_default(root: Path) -> None:
+    policy = PathPolicy(roots=[str(root / "src")], cwd=str(root))
+    assert policy.judge(call()).rule == "path-outside"  # type: ignore[union-attr]
+    assert PathPolicy(roots=[str(root)]).judge(call(pattern=r"\w+")).rule == "path-missing"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "routes/posts/$postId.tsx",
+        "$types.d.ts",
+        "Outer$Inner.class",
+        "src/aux.c",
+        "nul",
+        "~backup",
+        "~",
+        "[...slug]/{a,b}.tsx",
+        "what?*.md",
+        "50%25.txt",
+        "%2e%2e/x",
+        "a`b`.txt",
+        "back\\slash.txt",
+    ],
+)
+def test_a_tool_that_expands_nothing_gets_names_as_they_are(root: Path, text: str) -> None:
+    policy = PathPolicy(roots=[str(root)], expand="none")
+    assert rule(policy, text) == "allow"
+    assert policy.resolve(text) == root / text
+    assert text == "50%25.txt" or rule(PathPolicy(roots=[str(root)]), text) != "allow", "by default a tool may expand"
+
+
+def test_a_tool_that_expands_nothing_is_held_where_a_name_leads(root: Path, tmp_path: Path) -> None:
+    (root / "$door").symlink_to(tmp_path / "outside")
+    (root / "~key").symlink_to(".env")
+    (root / "slash").symlink_to(tmp_path / "outside")
+    policy = PathPolicy(roots=[str(root)], expand="none")
+    expected = {
+        "$door/secret.txt": "path-outside",
+        "~/../../outside": "path-outside",
+        "slash\\secret.txt": "path-outside",
+        "..\\outside": "path-outside",
+        "~key": "path-denied",
+        "$x/.env": "path-denied",
+        "$x/.git/config": "path-denied",
+        "GIT~1/config": "path-windows",
+        ".git::$INDEX_ALLOCATION": "path-windows",
+        "https://example.com/$x": "path-url",
+        "a\x00b": "path-characters",
+        "policy.yaml": "path-governs",
+    }
+    (root / "policy.yaml").write_text("version: 1\n")
+    assert {text: rule(policy, text) for text in expected} == expected
+
+
+@pytest.mark.parametrize("expand", ["any", "none"])
+def test_a_file_uri_is_the_path_in_it(root: Path, expand: Literal["any", "none"]) -> None:
+    (root / "50%.txt").symlink_to("/etc/passwd")
+    (root / "a file").write_text("x")
+    policy = PathPolicy(roots=[str(root)], expand=expand)
+    for begin in ("file://", "FILE://", "file://localhost", "file:"):
+        assert rule(policy, f"{begin}{root}/src/main.py") == "allow", begin
+    assert policy.resolve(f"file://{root}/a%20file") == root / "a file"
+    for uri in ("file:///etc/passwd", f"file://{root}/../outside", f"file://{root}/50%25.txt"):
+        assert rule(policy, uri) == "path-outside", uri
+    assert rule(policy, f"file://{root}/.e%6ev") == "path-denied"
+    for uri in (f"file://host{root}/x", f"file:////host{root}/x", f"file://{root}/x?y", f"file://{root}/x#y", "file:x"):
+        assert rule(policy, uri) == "path-url", uri
+    assert policy.judge(call(uri=f"file://{root}/x")).rule == ""  # type: ignore[union-attr]
+    assert policy.judge(call(path="src", source_url="file:///etc/passwd")).rule == "path-outside"  # type: ignore[union-attr]
+    assert policy.judge(call(path="src", url="https://example.com")).rule == ""  # type: ignore[union-attr]
 
 
 def test_resolve_raises_what_judge_denies(root: Path) -> None:
