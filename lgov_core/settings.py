@@ -109,6 +109,8 @@ class Settings:
     """Characters of these texts together."""
     judging_s: Seconds = 20.0
     """Seconds that ``lgov serve`` may take to judge one request, without the wait for people."""
+    strict_fields: Truth = False
+    """True refuses a call that asks for what ``lgov serve`` cannot offer its model; else that is left out, and named."""
     drain_s: WholeSeconds = 30
     """Seconds that ``lgov serve`` gives running calls to end after SIGTERM."""
     key_secret_file: FilePath | None = None

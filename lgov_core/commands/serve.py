@@ -138,6 +138,7 @@ def _serving(settings: Settings, engine: Engine, keys: KeyRing | None) -> Genera
                 max_waiting=settings.max_waiting,
                 drain_s=settings.drain_s,
                 allowed_hosts=settings.allowed_hosts,
+                strict_fields=settings.strict_fields,
             ),
             host=settings.host,
             port=settings.port,

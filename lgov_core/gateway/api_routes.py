@@ -17,7 +17,14 @@ from starlette.responses import Response
 from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.access import Access, RuledRoute, attribute, grant_of
-from lgov_core.gateway.capture import Capture, ReceivedCall, StreamedReply, StreamJudging, as_lgov_error
+from lgov_core.gateway.capture import (
+    Capture,
+    ReceivedCall,
+    StreamedReply,
+    StreamJudging,
+    as_lgov_error,
+    left_out_headers,
+)
 from lgov_core.gateway.limits import ROLLOUT_PREFIX, json_response, read_object, retry_headers
 from lgov_core.gateway.protocol import (
     ANY_MODEL,
@@ -38,7 +45,7 @@ from lgov_core.gateway.protocol import (
 from lgov_core.types import new_id
 from lgov_core.wire.apis import APIS, MESSAGES, RESPONSES, Api, Exchange, api_of
 from lgov_core.wire.exchange import Completion, StreamPiece
-from lgov_core.wire.fields import model_name, shown, texts_beside_messages
+from lgov_core.wire.fields import model_name, offered, shown, texts_beside_messages
 from lgov_core.wire.messages import read_messages_request
 from lgov_core.wire.responses import chat_messages, input_messages
 from lgov_core.wire.turns import read_events
@@ -49,7 +56,8 @@ class ApiRoutes:
 
     Each call goes to the engine that has its model, past ``gate`` if there is one, and is committed before its client
     learns that it is done. An engine that does not speak the API that is asked is asked for a chat completion, which is
-    translated. ``max_body`` is in bytes. `routes` is what an application mounts; `on_error` is its handler for what a
+    translated. ``max_body`` is in bytes. What no model can be offered is left out and named, or refused with
+    ``strict_fields``. `routes` is what an application mounts; `on_error` is its handler for what a
     route raised.
     """
 
@@ -61,12 +69,14 @@ class ApiRoutes:
         allow_unattributed: bool,
         max_body: int,
         gate: Gate | None = None,
+        strict_fields: bool = False,
     ) -> None:
         self._engines = tuple(engines)
         self._capture = capture
         self._allow_unattributed = allow_unattributed
         self._max_body = max_body
         self._gate = gate
+        self._strict_fields = strict_fields
         self._memory = ResponseMemory()
 
     def routes(self) -> list[RuledRoute]:
@@ -113,7 +123,8 @@ class ApiRoutes:
     async def _answer(self, api: Api, who: Attribution, body: Mapping[str, Any], engine: Engine) -> Response:
         """Reads, judges, makes and records one call: the reply as its client may get it."""
         started_at = time.time()
-        call = ReceivedCall(self._exchange(api, who, body, engine), engine, who, started_at)
+        body, left_out = self._offered(api, body, engine)
+        call = ReceivedCall(self._exchange(api, who, body, engine), engine, who, started_at, left_out)
         # As the client asked: a text that was rewritten is rewritten in later calls too.
         keep = partial(self._keep, call)
         judged: GateRequest | None = None
@@ -144,7 +155,25 @@ class ApiRoutes:
         if judged is not None and (instead := await self._release(call, judged, completion, reply)) is not None:
             reply = instead[0]
         keep(reply)
-        return json_response(reply)
+        return json_response(reply, headers=left_out_headers(left_out))
+
+    def _offered(self, api: Api, body: Mapping[str, Any], engine: Engine) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+        """The body without what cannot be offered, and the names of that. Raises `EndpointError` (400) where it is strict.
+
+        A server that speaks the API gets everything, unless policies would have to judge what it does by itself.
+        """
+        if self._gate is None and api.route in getattr(engine, "speaks", ()):
+            return body, ()
+        native = api.route in speaks(engine)
+        body, left_out = offered(api.route, body, lacks=getattr(engine, "lacks", ()), translated=not native)
+        if left_out and self._strict_fields:
+            raise EndpointError(
+                f"{engine.name} cannot be offered {', '.join(left_out)}",
+                hint="leave it out of the request; without strict_fields the endpoint leaves it out, and says so",
+            )
+        if left_out:
+            self._capture.note_left_out(left_out)
+        return body, left_out
 
     async def _stream(self, call: ReceivedCall, judged: GateRequest | None) -> AsyncIterator[StreamPiece]:
         """The engine's stream; a failure is reported to the gate."""
@@ -243,11 +272,16 @@ class ApiRoutes:
         reply, events = self._written(call, completion)
         if not exchange.native:
             self._keep(call, reply)
-        return Response(events, media_type="text/event-stream") if exchange.request.stream else json_response(reply)
+        headers = left_out_headers(call.left_out)
+        if exchange.request.stream:
+            return Response(events, headers=headers, media_type="text/event-stream")
+        return json_response(reply, headers=headers)
 
     async def count_tokens(self, request: Request) -> Response:
         """``POST .../v1/messages/count_tokens``."""
         who, body, engine = await self._read(request)
+        body, left_out = self._offered(MESSAGES, body, engine)
+        headers = left_out_headers(left_out)
         count = getattr(engine, "count_tokens", None)
         if count is None:
             raise EndpointError(f"{engine.name} cannot count the tokens of a prompt", status=404)
@@ -255,10 +289,11 @@ class ApiRoutes:
         chat_request = MESSAGES.native(body) if native else read_messages_request(body, counting=True)
         tokens = partial(count, chat_request)
         if self._gate is None:
-            return json_response({"input_tokens": await tokens()})
+            return json_response({"input_tokens": await tokens()}, headers=headers)
         plain = read_messages_request(body, counting=True) if native else chat_request
         judged = gate_request(plain, "messages", body, who)
-        return json_response({"input_tokens": await judged_answer(self._gate, judged, tokens, lambda _: 0)})
+        counted = await judged_answer(self._gate, judged, tokens, lambda _: 0)
+        return json_response({"input_tokens": counted}, headers=headers)
 
     async def embeddings(self, request: Request) -> Response:
         """``POST .../v1/embeddings``: passed on, not recorded."""

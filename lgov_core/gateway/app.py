@@ -342,7 +342,14 @@ def create_app(
     admission = Admission(limits)
     metrics = Metrics(admission)
     capture = Capture(store, admission)
-    api = ApiRoutes(engines, capture, allow_unattributed=allow_unattributed, max_body=limits.max_body, gate=gate)
+    api = ApiRoutes(
+        engines,
+        capture,
+        allow_unattributed=allow_unattributed,
+        max_body=limits.max_body,
+        gate=gate,
+        strict_fields=limits.strict_fields,
+    )
     traces = TracesRoute(store, keys, max_body=limits.max_body)
     guard = Guard(keys, limits, admission, metrics)
     routes = [

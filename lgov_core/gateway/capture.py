@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -28,6 +28,10 @@ from lgov_core.wire.reply_writer import ReplyWriter, text_in
 
 #: The error text of every store for an id that it has.
 _TAKEN = "exists already"
+#: Names to a client, separated by semicolons, what its model was not offered.
+LEFT_OUT_HEADER = "x-lgov-left-out"
+#: Different lists of what was left out that the log names.
+_MOST_NAMED = 256
 
 
 @dataclass(slots=True)
@@ -37,8 +41,9 @@ class Counters:
     ``recorded`` calls are in the store; of those, ``without_token_ids`` cannot be trained on, ``unattributed`` belong to no
     rollout, ``cancelled`` were left by their client in mid-stream and ``renamed`` came with an id that the store had
     already. ``cancelled_unrecorded`` were left before there was anything to record; ``unrecorded`` could not be committed,
-    so the client got an error. ``failed`` counts all requests answered with an error. The tokens are those of the recorded
-    calls, ``commit_s`` the seconds that they waited to be durable, all together.
+    so the client got an error. ``left_out`` counts calls whose model was not offered all that was asked for, ``failed``
+    all requests answered with an error. The tokens are those of the recorded calls, ``commit_s`` the seconds that they waited
+    to be durable, all together.
     """
 
     recorded: int = 0
@@ -52,6 +57,7 @@ class Counters:
     response_tokens: int = 0
     commit_s: float = 0.0
     renamed: int = 0
+    left_out: int = 0
 
     def as_dict(self) -> dict[str, float]:
         """Counts by name."""
@@ -66,6 +72,12 @@ class ReceivedCall:
     engine: Engine
     who: Attribution
     started_at: float
+    left_out: tuple[str, ...] = ()
+
+
+def left_out_headers(left_out: Sequence[str]) -> dict[str, str]:
+    """The header that tells a client what its model was not offered."""
+    return {LEFT_OUT_HEADER: "; ".join(left_out)} if left_out else {}
 
 
 class Capture:
@@ -78,6 +90,7 @@ class Capture:
         self.counters = Counters()
         self._admission = admission
         self._store = store
+        self._named: set[tuple[str, ...]] = set()
 
     async def commit(self, received: ReceivedCall, completion: Completion, response: Mapping[str, Any]) -> None:
         """Returns once the call is durable, each choice of it a row of its own.
@@ -119,6 +132,13 @@ class Capture:
             self.counters.unattributed += call.rollout_id is None
             self.counters.without_token_ids += call.prompt_ids is None or call.response_ids is None
 
+    def note_left_out(self, left_out: tuple[str, ...]) -> None:
+        """Counts a call from which that was left out; the log names it the first time."""
+        self.counters.left_out += 1
+        if left_out not in self._named and len(self._named) < _MOST_NAMED:
+            self._named.add(left_out)
+            _LOG.warning("left out of a call, since its model cannot be offered it: %s", ", ".join(left_out))
+
     def _captured(
         self,
         received: ReceivedCall,
@@ -131,6 +151,8 @@ class Capture:
         if completion.more:  # a body with all choices in each of their rows would grow with the square of them
             in_order = sorted(response["choices"], key=lambda written: written.get("index") or 0)
             response = {**response, "choices": [in_order[number]]}
+        if received.left_out:
+            response = {**response, "lgov": {**(response.get("lgov") or {}), "left_out": list(received.left_out)}}
         version = self._admission.weights_version if choice.weights_version is None else choice.weights_version
         return CapturedCall(
             response_id=completion.response_id,
@@ -351,6 +373,8 @@ class StreamedReply:
         if not self._started:
             self._started = True
             headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+            named = left_out_headers(self._call.left_out)
+            headers += [(name.encode(), value.encode()) for name, value in named.items()]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": more})
 

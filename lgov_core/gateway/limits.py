@@ -48,7 +48,8 @@ class Limits:
     what exceeds that is refused with a time to retry. A client has ``header_s`` seconds to send its headers, ``body_s`` its
     body, ``write_s`` to take each piece of the answer, and ``idle_s`` between requests. Requests that run when the server is
     stopped have ``drain_s`` whole seconds to end. ``allowed_hosts`` are further names of the server, such as that of a proxy in
-    front (`lgov_core.gateway.door.Door`).
+    front (`lgov_core.gateway.door.Door`). With ``strict_fields`` a request that asks for what no model can be offered is
+    refused.
     """
 
     max_body: int = 8 * 1024 * 1024
@@ -66,11 +67,12 @@ class Limits:
     idle_s: float = 75.0
     drain_s: int = 10
     allowed_hosts: tuple[str, ...] = ()
+    strict_fields: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, tuple):
+            if isinstance(value, tuple | bool):
                 continue
             if value < 0 or (value == 0 and field.name not in ("drain_s", "max_waiting")):
                 raise EndpointError(f"the limit {field.name} is {value}", status=500, hint="give a positive number")
@@ -349,7 +351,7 @@ def checked_body(body: Mapping[str, Any], schema: type[T], whose: str, *, status
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """``content`` as a JSON response; a body that an upstream wrote goes out byte for byte."""
     if isinstance(content, ReceivedBody):
-        return Response(content.received, status, media_type="application/json")
+        return Response(content.received, status, headers, media_type="application/json")
     return Response(wire_bytes(content), status, headers, media_type="application/json")
 
 

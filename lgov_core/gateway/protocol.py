@@ -30,9 +30,10 @@ class Engine(Protocol):
     """Answers model calls. All methods are called from the endpoint's event loop, many requests at once.
 
     An engine answers chat completions, from which other APIs are translated, unless an attribute ``speaks`` lists them
-    (see `speaks`). Optional are ``async embed(body) -> body`` and ``async count_tokens(request) -> int``. All raise
-    `EndpointError` for what the engine cannot do and `UpstreamError` when the server behind it failed. ``stream`` yields
-    pieces as the client will see them, and last the one with the completion; closing it early cancels the call.
+    (see `speaks`). Optional are ``async embed(body) -> body``, ``async count_tokens(request) -> int`` and ``lacks``, the fields
+    of a chat completion that its model has no dial for. All raise `EndpointError` for what the engine cannot do and
+    `UpstreamError` when the server behind it failed. ``stream`` yields pieces as the client will see them, and last the one
+    with the completion; closing it early cancels the call.
     """
 
     name: str

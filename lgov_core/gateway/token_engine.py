@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from lgov_core.errors import EndpointError, UpstreamError
 from lgov_core.gateway.access import caller
-from lgov_core.gateway.engine.reply_codec import Generated, ReplyCodec, check_fields, reply_grammar
+from lgov_core.gateway.engine.reply_codec import LACKS, Generated, ReplyCodec, check_fields, reply_grammar
 from lgov_core.types import new_id
 from lgov_core.wire.chat import completion_pieces
 from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece
@@ -55,6 +55,7 @@ class TokenEngine:
 
     name = "tokens"
     grammars = False
+    lacks = LACKS
 
     def __init__(
         self,

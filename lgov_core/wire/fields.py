@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, NoReturn, cast
@@ -179,42 +179,53 @@ class Use(StrEnum):
     FORWARDED = "forwarded"
     #: Without effect at all where the call is translated: it stands in the record.
     RECORDED = "recorded"
+    #: Asks for what a model alone does not do: it is left out, and the reply's header, the record and the log name it.
+    LEFT_OUT = "left out"
     #: Answered with 400 where the call is translated.
     REFUSED = "refused"
 
 
 def _uses(**names: str) -> Mapping[str, Use]:
-    return MappingProxyType({name: Use(use) for use, words in names.items() for name in words.split()})
+    return MappingProxyType(
+        {name: Use(use.replace("_", " ")) for use, words in names.items() for name in words.split()}
+    )
 
 
-#: By API, the fields of a request's body and their use.
+#: By API, the fields of a request's body and their use; fields of an object, or of the objects in a list, as ``object.field``.
 FIELDS: Final[Mapping[str, Mapping[str, Use]]] = MappingProxyType(
     {
         "chat": _uses(
-            asked="frequency_penalty logit_bias logprobs max_completion_tokens max_tokens messages min_p modalities model n"
-            " parallel_tool_calls presence_penalty reasoning_effort repetition_penalty response_format return_token_ids seed"
-            " stop stream stream_options temperature tool_choice tools top_k top_logprobs top_p verbosity",
+            asked="chat_template_kwargs enable_thinking frequency_penalty logit_bias logprobs max_completion_tokens max_tokens"
+            " messages min_p modalities model n parallel_tool_calls presence_penalty reasoning reasoning_effort"
+            " repetition_penalty response_format return_token_ids seed stop stream stream_options temperature thinking"
+            " tool_choice tools top_k top_logprobs top_p verbosity",
             forwarded="metadata prediction prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier"
             " service_tier store user",
+            left_out="web_search_options",
         ),
         "completions": _uses(
             asked="frequency_penalty logit_bias logprobs max_tokens min_p model n presence_penalty prompt repetition_penalty"
             " return_token_ids seed stop stream stream_options temperature top_k top_p",
-            forwarded="user",
+            forwarded="metadata service_tier store user",
             refused="best_of echo suffix",
         ),
         "responses": _uses(
             asked="include input instructions max_output_tokens model parallel_tool_calls previous_response_id reasoning"
-            " stream stream_options temperature text tool_choice tools top_logprobs top_p",
+            " stream stream_options temperature text tool_choice tools top_logprobs top_p reasoning.effort reasoning.summary"
+            " text.format text.verbosity tools.description tools.name tools.parameters tools.strict tools.type",
             kept="metadata store truncation user",
-            recorded="prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier service_tier",
-            refused="background conversation context_management max_tool_calls moderation prompt",
+            recorded="client_metadata context_management max_tool_calls prompt_cache_key prompt_cache_options"
+            " prompt_cache_retention reasoning.generate_summary safety_identifier service_tier tools.defer_loading",
+            refused="background conversation moderation prompt",
         ),
         "messages": _uses(
             asked="max_tokens messages model output_config stop_sequences stream system temperature tool_choice tools top_k"
-            " top_p",
-            recorded="cache_control metadata service_tier thinking",
-            refused="container context_management inference_geo mcp_servers speed",
+            " top_p output_config.effort output_config.format tools.description tools.input_schema tools.name tools.strict"
+            " tools.type",
+            recorded="cache_control context_management metadata service_tier speed thinking tools.allowed_callers"
+            " tools.cache_control tools.defer_loading tools.eager_input_streaming",
+            left_out="container mcp_servers",
+            refused="inference_geo",
         ),
         "embeddings": _uses(asked="dimensions encoding_format input model", forwarded="user"),
     }
@@ -222,8 +233,13 @@ FIELDS: Final[Mapping[str, Mapping[str, Use]]] = MappingProxyType(
 
 
 def fields_with(api: str, *uses: Use) -> tuple[str, ...]:
-    """The fields of ``api`` that have one of ``uses``, in the order of the table."""
-    return tuple(name for name, use in FIELDS[api].items() if use in uses)
+    """The fields of a request of ``api`` that have one of ``uses``, in the order of the table."""
+    return tuple(name for name, use in FIELDS[api].items() if use in uses and "." not in name)
+
+
+def fields_below(api: str, name: str) -> tuple[str, ...]:
+    """The fields of the object ``name``, or of the objects in the list ``name``, of a request of ``api``."""
+    return tuple(field.removeprefix(f"{name}.") for field in FIELDS[api] if field.startswith(f"{name}."))
 
 
 def accepted_fields(api: str) -> frozenset[str]:
@@ -231,11 +247,80 @@ def accepted_fields(api: str) -> frozenset[str]:
     return frozenset(fields_with(api, Use.ASKED, Use.KEPT, Use.FORWARDED, Use.RECORDED))
 
 
+#: By API, the types of tools that a model can be offered: only the client runs them. Any other is run by a server.
+_OFFERED: Final[Mapping[str, Collection[Any]]] = {
+    "chat": (None, "function"),
+    "responses": (None, "function"),
+    "messages": (None, "custom"),
+}
+#: What a chat completion asks of a model that can be told how much to write, and where other APIs ask it.
+_DIALS: Final = {
+    "reasoning_effort": {"responses": ("reasoning", "effort"), "messages": ("output_config", "effort")},
+    "verbosity": {"responses": ("text", "verbosity")},
+}
+#: What a header does not carry as it is.
+_NO_WORD: Final = re.compile(r"[^ \w.\-\[\]]", re.ASCII)
+
+
+def offered(
+    api: str, body: Mapping[str, Any], *, lacks: Collection[str] = (), translated: bool = False
+) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """``body`` without what no model can be offered, or this one ``lacks``, and the names of what was left out.
+
+    These are fields and tools that a server would have to serve, and the fields ``lacks`` (named as in a chat completion). Of a
+    ``translated`` request it also names the thoughts that only the server that sealed them can read.
+    """
+    names = [name for name in fields_with(api, Use.LEFT_OUT) if body.get(name)]
+    kept = {name: value for name, value in body.items() if name not in names}
+    for lacked in lacks:
+        *outer, name = _DIALS[lacked].get(api, (lacked,))
+        holder = kept.get(outer[0]) if outer else kept
+        if isinstance(holder, dict) and cast("dict[str, Any]", holder).get(name) is not None:
+            names.append(".".join((*outer, name)))
+            rest = {each: value for each, value in cast("dict[str, Any]", holder).items() if each != name}
+            kept = {**kept, outer[0]: rest} if outer else rest
+    tools: Any = kept.get("tools")
+    if isinstance(tools, list) and api in _OFFERED:
+        served = {index: tool for index, tool in enumerate(cast("list[Any]", tools)) if _is_served(api, tool)}
+        names += [f"tools[{index}] {tool['type']} {tool.get('name') or ''}" for index, tool in served.items()]
+        kept["tools"] = [tool for index, tool in enumerate(cast("list[Any]", tools)) if index not in served]
+    if translated:
+        names += _sealed(api, body)
+    return (kept if names else body), tuple(_NO_WORD.sub("_", name).strip()[:100] for name in names)
+
+
+def _is_served(api: str, tool: Any) -> bool:
+    kind: Any = cast("dict[str, Any]", tool).get("type") if isinstance(tool, dict) else None
+    return isinstance(kind, str) and kind not in _OFFERED[api]
+
+
+def _sealed(api: str, body: Mapping[str, Any]) -> Iterator[str]:
+    where = {"responses": "input", "messages": "messages"}.get(api, "")
+    items = body.get(where)
+    for index, item in enumerate(cast("list[Any]", items) if isinstance(items, list) else ()):
+        if not isinstance(item, dict):
+            continue
+        entry = cast("dict[str, Any]", item)
+        content = entry.get("content")
+        if (
+            entry.get("type") == "reasoning"
+            and entry.get("encrypted_content")
+            and not (content or entry.get("summary"))
+        ):
+            yield f"{where}[{index}] reasoning"
+        blocks = cast("list[Any]", content) if where == "messages" and isinstance(content, list) else ()
+        if any(isinstance(block, dict) and block.get("type") == "redacted_thinking" for block in blocks):
+            yield f"{where}[{index}] redacted_thinking"
+
+
 _WHOSE: Final = "an endpoint with a policy"
 #: Policies get the value as part of a message.
 _READ: Final = "read"
 #: An image or a recording, which holds no text that policies could read; any other value is a text.
 _MEDIA: Final = "media"
+#: An encrypted text or a signature, which only the server that made it can read; any other value is a text.
+_SEALED: Final = "sealed"
+_SEALED_BYTES: Final = re.compile(r"[A-Za-z0-9+/_-]*={0,2}")
 _MEDIA_BYTES: Final = re.compile(
     r"(?:data:[a-z]+/[a-z0-9.+-]+;base64,)?(?:iVBORw0KGgo|/9j/|R0lGOD|UklGR|SUQz|//[suvw])[A-Za-z0-9+/]*={0,2}"
 )
@@ -267,12 +352,15 @@ _RESPONSE_ITEMS: Final = {
     "message": _RESPONSE_MESSAGE,
     "function_call": {"call_id": _READ, "name": _READ, "arguments": _READ},
     "function_call_output": {"call_id": _READ, "output": _RESPONSE_PARTS},
+    "reasoning": {"encrypted_content": _SEALED},
 }
 _BLOCKS: Final = {
     "str": _READ,
     "text": _TEXT,
     "image": {"source": {"base64": {"data": _MEDIA}, "url": {}}},
     "tool_use": {"id": _READ, "name": _READ, "input": _READ},
+    "thinking": {"signature": _SEALED},
+    "redacted_thinking": {"data": _SEALED},
 }
 _RESULT: Final = {"tool_result": {"tool_use_id": _READ, "content": _BLOCKS}}
 #: By route and field, which parts of it policies get as messages: by the type of an object ("" for none) and its fields.
@@ -327,13 +415,14 @@ def _rest(value: Any, read: Any) -> Any:
     """Returns the rest of ``value``; None for nothing."""
     if read is None:
         return value
-    if read == _READ or (isinstance(value, str) and read != _MEDIA and "str" in read):
+    if read == _READ or (isinstance(value, str) and isinstance(read, Mapping) and "str" in read):
         return None
     if isinstance(value, list):
         rest_of_items = [_rest(item, read) for item in cast("list[Any]", value)]
         return rest_of_items if any(item is not None for item in rest_of_items) else None
-    if read == _MEDIA:
-        return None if isinstance(value, str) and _MEDIA_BYTES.fullmatch(value) else value
+    if read in (_MEDIA, _SEALED):
+        unread = _MEDIA_BYTES if read == _MEDIA else _SEALED_BYTES
+        return None if isinstance(value, str) and unread.fullmatch(value) else value
     kind = cast("dict[str, Any]", value).get("type") if isinstance(value, dict) else None
     fields: Mapping[str, Any] | None = read.get(kind or "") if isinstance(kind, str | None) else None
     if fields is None or not isinstance(value, dict):

@@ -22,7 +22,7 @@ from lgov_core.wire.exchange import (
     text_completion,
     unreadable_parts,
 )
-from lgov_core.wire.fields import Use, accepted_fields, fields_with
+from lgov_core.wire.fields import Use, accepted_fields, fields_below, fields_with
 from lgov_core.wire.reply_writer import Item, TranslatedWriter
 
 Message = dict[str, Any]
@@ -31,7 +31,7 @@ _WHOSE = "the Messages API of this endpoint"
 _KNOWN = accepted_fields("messages")
 #: Named one by one, so that the message is about what was asked for.
 _REFUSED = fields_with("messages", Use.REFUSED)
-_TOOL_FIELDS = ("cache_control", "description", "eager_input_streaming", "input_schema", "name", "strict", "type")
+_TOOL_FIELDS = fields_below("messages", "tools")
 
 
 def read_messages_request(
@@ -57,8 +57,7 @@ def read_messages_request(
     if tools := [_tool(index, tool) for index, tool in enumerate(fields.a_list(body, "tools"))]:
         chat["tools"] = tools
     chat |= _tool_choice(body) | _output(body)
-    if fields.an_object(body, "thinking").get("type", "disabled") != "disabled":
-        raise EndpointError(f"'thinking' is not supported by {_WHOSE}", hint="leave it out, or send type 'disabled'")
+    fields.an_object(body, "thinking")  # the model may think; whether, its template says
     if fields.flag(body, "stream"):
         chat |= {"stream": True, "stream_options": {"include_usage": True}}
     return read_chat_request(chat)
@@ -142,6 +141,8 @@ def _assistant(blocks: Sequence[Any], where: str) -> Message:
             calls.append(_tool_use(block, at))
         elif kind == "thinking" and isinstance(block.get("thinking"), str):
             thoughts.append(block["thinking"])
+        elif kind == "redacted_thinking" and isinstance(block.get("data"), str):
+            continue  # only the server that sealed it can read it
         else:
             texts.append(_part(block, at, ("text",))["text"])
     message: Message = {"role": "assistant", "content": "".join(texts) if texts else None}
@@ -202,7 +203,7 @@ def _tool(index: int, tool: Any) -> Message:
         kind = tool.get("type") if isinstance(tool, dict) else tool
         raise EndpointError(
             f"{where} ({fields.shown(kind)}) must have a name and an input schema",
-            hint="tools that a server runs itself are not supported",
+            hint="a tool that a server runs itself has a type",
         )
     fields.only_known(tool, _TOOL_FIELDS, where)
     if not isinstance(tool.get("input_schema"), dict):
@@ -227,7 +228,7 @@ def _tool_choice(body: Mapping[str, Any]) -> Message:
 
 def _output(body: Mapping[str, Any]) -> Message:
     config = fields.an_object(body, "output_config")
-    fields.only_known(config, ("effort", "format"), "'output_config'")
+    fields.only_known(config, fields_below("messages", "output_config"), "'output_config'")
     chat: Message = {} if config.get("effort") is None else {"reasoning_effort": config["effort"]}
     if form := fields.an_object(config, "format", "output_config."):
         if form.get("type") != "json_schema" or not isinstance(form.get("schema"), dict):

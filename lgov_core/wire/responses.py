@@ -20,7 +20,7 @@ from lgov_core.wire.exchange import (
     text_completion,
     unreadable_parts,
 )
-from lgov_core.wire.fields import Use, accepted_fields, fields_with
+from lgov_core.wire.fields import Use, accepted_fields, fields_below, fields_with
 from lgov_core.wire.reply_writer import Item, TranslatedWriter
 
 Message = dict[str, Any]
@@ -29,7 +29,15 @@ _WHOSE = "the Responses API of this endpoint"
 _KNOWN = accepted_fields("responses")
 #: Named one by one, so that the message is about what was asked for.
 _REFUSED = fields_with("responses", Use.REFUSED)
+#: Further parts of a reply; those of tools that a server runs, which no reply has, end in other names.
 _INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
+_OF_TOOLS = (
+    "_call.results",
+    "_call.outputs",
+    "_call.action.sources",
+    "_output.output.image_url",
+    "input_image.image_url",
+)
 _ROLES = ("user", "system", "developer", "assistant")
 
 
@@ -41,7 +49,7 @@ def read_responses_request(body: Mapping[str, Any], before: Sequence[Mapping[str
     """
     fields.refuse(body, _REFUSED, _WHOSE)
     fields.only_known(body, _KNOWN, _WHOSE)
-    fields.refuse(body, ("truncation",), _WHOSE, unless={"truncation": ("disabled",)})
+    fields.refuse(body, ("truncation",), _WHOSE, unless={"truncation": ("auto", "disabled")})
     chat: dict[str, Any] = {"model": fields.model_name(body), "messages": [*before, *input_messages(body)]}
     if instructions := fields.text(body, "instructions"):
         chat["messages"].insert(0, {"role": "system", "content": instructions})
@@ -94,6 +102,8 @@ def chat_messages(items: Sequence[Any], places: list[Place | None] | None = None
         continues = message["role"] == "assistant" and turn is not None and "tool_calls" not in turn
         if kind == "function_call" and turn is not None:
             turn.setdefault("tool_calls", []).extend(message["tool_calls"])
+        elif kind == "reasoning" and not message["reasoning_content"]:
+            continue  # only the server that sealed it can read it
         elif kind == "message" and continues and turn is not None and turn.get("content") is None:
             turn["content"] = message["content"]
             text_places[-1] = ("input", index, "content")
@@ -205,14 +215,10 @@ def _function_output(item: Mapping[str, Any], where: str) -> Message:
 
 
 def _reasoned(item: Mapping[str, Any], where: str) -> Message:
-    written = [
-        content_part.get("text") if isinstance(content_part, dict) else None
-        for content_part in fields.a_list(item, "content", f"{where}.")
-    ]
-    if not written or not all(isinstance(text, str) for text in written):
-        raise EndpointError(
-            f"{where} is reasoning without its text", hint="encrypted reasoning of another server cannot be read here"
-        )
+    parts = fields.a_list(item, "content", f"{where}.") or fields.a_list(item, "summary", f"{where}.")
+    written = [content_part.get("text") if isinstance(content_part, dict) else None for content_part in parts]
+    if not all(isinstance(text, str) for text in written):
+        raise EndpointError(f"{where} is reasoning with a part that has no text")
     return {"role": "assistant", "content": None, "reasoning_content": "".join(map(str, written))}
 
 
@@ -230,13 +236,11 @@ def _tool(index: int, tool: Any) -> Message:
         kind = tool.get("type") if isinstance(tool, dict) else tool
         raise EndpointError(
             f"{where} ({fields.shown(kind)}) must be of type 'function' and have a name",
-            hint="tools that a server runs itself are not supported",
+            hint="a tool that a server runs itself has another type",
         )
-    fields.only_known(tool, ("type", "name", "description", "parameters", "strict"), f"{where}, a function,")
-    return {
-        "type": "function",
-        "function": {key: value for key, value in tool.items() if key != "type" and value is not None},
-    }
+    fields.only_known(tool, fields_below("responses", "tools"), f"{where}, a function,")
+    named = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: tool[name] for name in named if tool.get(name) is not None}}
 
 
 def _tool_choice(choice: Any) -> Any:
@@ -252,7 +256,7 @@ def _tool_choice(choice: Any) -> Any:
 
 def _format(body: Mapping[str, Any]) -> Message:
     text_options = fields.an_object(body, "text")
-    fields.only_known(text_options, ("format", "verbosity"), "'text'")
+    fields.only_known(text_options, fields_below("responses", "text"), "'text'")
     chat: Message = {} if text_options.get("verbosity") is None else {"verbosity": text_options["verbosity"]}
     form = fields.an_object(text_options, "format", "text.")
     kind = form.get("type", "text")
@@ -267,13 +271,13 @@ def _format(body: Mapping[str, Any]) -> Message:
 
 def _reasoning(body: Mapping[str, Any]) -> Message:
     options = fields.an_object(body, "reasoning")
-    fields.only_known(options, ("effort",), f"'reasoning' of {_WHOSE}")
+    fields.only_known(options, fields_below("responses", "reasoning"), f"'reasoning' of {_WHOSE}")
     return {} if options.get("effort") is None else {"reasoning_effort": options["effort"]}
 
 
 def _logprobs(body: Mapping[str, Any]) -> Message:
     include = fields.a_list(body, "include")
-    if other := [name for name in include if name not in _INCLUDED]:
+    if other := [name for name in include if name not in _INCLUDED and not str(name).endswith(_OF_TOOLS)]:
         raise EndpointError(
             f"'include' names {fields.shown(other[0])}, which is not supported", hint=", ".join(_INCLUDED)
         )
@@ -295,7 +299,6 @@ _ECHOED: Mapping[str, Any] = {
     "tool_choice": "auto",
     "tools": [],
     "top_p": 1.0,
-    "truncation": "disabled",
     "user": None,
 }
 _LENGTH_REASONS = {"max_output_tokens": "length"}
@@ -333,6 +336,7 @@ class ResponsesWriter(TranslatedWriter):
             "error": None,
             "incomplete_details": None,
             "model": self._model,
+            "truncation": "disabled",
             **echoed,
         }
 

@@ -33,7 +33,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
         ({"logit_bias": {"5": 1}}, "'logit_bias'"),
         ({"top_k": 4}, "'top_k'"),
         ({"logprobs": True, "top_logprobs": 2}, "'top_logprobs'"),
-        ({"reasoning_effort": "high"}, "'reasoning_effort'"),
+        ({"enable_thinking": False}, "'enable_thinking'"),
         ({"functions": [{"name": "f"}]}, "'functions'"),
         ({"modalities": ["text", "audio"]}, "'modalities'"),
         ({"telepathy": 1}, "'telepathy'"),

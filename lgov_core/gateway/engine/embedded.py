@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from lgov_core.errors import EndpointError, ModelError
 from lgov_core.gateway.engine.reply_codec import (
+    LACKS,
     Generated,
     GrammarConstraint,
     Grammars,
@@ -91,6 +92,8 @@ class EmbeddedEngine:
 
     A reply that was cut off at its token limit proposes no tool calls: half a call is never acted on.
     """
+
+    lacks = LACKS
 
     def __init__(
         self,

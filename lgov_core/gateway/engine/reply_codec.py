@@ -223,6 +223,8 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "top_logprobs": (0,),
     "verbosity": ("medium",),
 }
+#: Dials that these models do not have.
+LACKS = ("reasoning_effort", "verbosity")
 _REFUSED = ("audio", "chat_template_kwargs", "function_call", "functions", "reasoning_effort", "web_search_options")
 #: What a reply must look like, which an engine without grammars refuses.
 _FORMS: Mapping[str, Sequence[Any]] = {"response_format": ({"type": "text"},), "tool_choice": ("auto", "none")}
