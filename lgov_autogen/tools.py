@@ -27,15 +27,13 @@ from pydantic import BaseModel
 
 from lgov_autogen._internals import (
     carry_context,
-    is_handoff,
     observe_errors,
     tool_in,
     tools_of,
 )
-from lgov_autogen.instrumentor import INSTRUMENTOR
 from lgov_autogen.messages import FRAMEWORK, RAW_ARGUMENTS
 from lgov_autogen.runs import GovernedComponent, behind, current_run, end_at_next_step
-from lgov_autogen.tool_models import ToolModel, as_arguments, kind_of, running_model
+from lgov_autogen.tool_models import ToolModel, as_arguments, kind_of
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor, arun_flow
 from lgov_core.instrumentation.live_span import covered_call, note_error
@@ -84,7 +82,7 @@ def note_abort(decision: Decision, call_id: str | None) -> None:
 Emit = Callable[[Any], None]
 
 #: Runs the call with the permitted arguments.
-Run = Callable[[Mapping[str, Any]], Awaitable[Any]]
+RunTool = Callable[[Mapping[str, Any]], Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +149,7 @@ class GovernedCall(ABC):
         """The parameters of the owner's method, with these arguments of the tool."""
 
     @abstractmethod
-    async def govern(self, governor: Governor, run: Run) -> Any:
+    async def govern(self, governor: Governor, run: RunTool) -> Any:
         """The governed result of ``run``."""
 
     @abstractmethod
@@ -184,101 +182,6 @@ async def _events_of(governed: Callable[[Emit], Awaitable[Any]]) -> AsyncIterato
         if not task.done():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-
-
-class _ToolCall(GovernedCall):
-    """One call of a tool, with the arguments of ``BaseTool.run_json``."""
-
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, tool: Any, own: Any, arguments: Any, token: Any, call_id: str | None) -> _ToolCall:
-        """A call of ``own``, a method of ``tool``, in an instrumented process."""
-        governor = INSTRUMENTOR.governor
-        validated = None if governor is None else ToolModel.of(tool, own, arguments)
-        return cls(governor, tool, tool.name, arguments, token, call_id, validated=validated)
-
-    def passes(self, governor: Governor) -> bool:
-        """Also a hand-off, which is evaluated with the model's reply.
-
-        A tool that a workbench shows to the model under another name is evaluated under both.
-        """
-        return GovernedCall.passes(self, governor) or is_handoff(self.owner)
-
-    def parameters(self, arguments: Any) -> tuple[Any, ...]:
-        """Those of ``BaseTool.run_json``."""
-        if (model := running_model(self.owner)) is not None:
-            model.is_due = True
-        return arguments, self.token, self.call_id
-
-    async def last_of(self, events: AsyncIterator[Any], emit: Emit) -> Any:
-        """The last event; None if there is none."""
-        waiting: list[Any] = []
-        async for event in events:
-            if waiting:
-                emit(waiting.pop())
-            waiting.append(event)
-        return waiting.pop() if waiting else None
-
-    async def govern(self, governor: Governor, run: Run) -> Any:
-        """Raises `PolicyDenied` where the tool's caller cannot read a denial."""
-        tool = self.owner
-        action = tool_action(self.name, kind_of(tool), self.judged, tool, call_id=self.call_id)
-
-        def read(value: Any) -> ToolReading:
-            return ToolReading(_text_of(tool, value))
-
-        call = GovernedToolCall(governor, action, validated=self.validated)
-        governed = await arun_flow(tool_flow(call, run, read, raise_abort=False))
-        note_abort(governed.decision, action.call_id)
-        text = governed.denial if governed.denial is not None else governed.text
-        return governed.result if text is None else _as_value(tool, text, governed.decision)
-
-
-def _text_of(tool: Any, value: Any) -> str:
-    try:
-        return str(tool.return_value_as_string(value))
-    except Exception:  # noqa: BLE001 - a value that the tool cannot show is evaluated as Python shows it
-        return str(value)
-
-
-def _as_value(tool: Any, text: str, decision: Decision) -> Any:
-    """``text`` as a return value that the caller of ``tool`` can read. Raises `PolicyDenied` where there is none."""
-    for value in _candidates(tool, text):
-        try:
-            if text in str(tool.return_value_as_string(value)):
-                return value
-        except Exception:  # noqa: BLE001 - the tool cannot read this form; the next one may do
-            continue
-    raise PolicyDenied(decision)
-
-
-def _candidates(tool: Any, text: str) -> list[Any]:
-    kind = kind_of(tool)
-    if kind == "agent":
-        from autogen_agentchat.base import TaskResult
-        from autogen_agentchat.messages import TextMessage
-
-        return [TaskResult(messages=[TextMessage(content=text, source=tool.name)])]
-    if kind == "mcp":
-        from mcp.types import TextContent
-
-        return [[TextContent(type="text", text=text)], text]
-    return [text]
-
-
-async def run_json(
-    tool: Any, own: Callable[..., Any], args: Any, cancellation_token: Any, call_id: str | None = None
-) -> Any:
-    """``BaseTool.run_json`` in an instrumented process; ``own`` is the tool's own method."""
-    return await _ToolCall.of(tool, own, args, cancellation_token, call_id).result(own)
-
-
-def run_json_stream(
-    tool: Any, own: Callable[..., Any], args: Any, cancellation_token: Any, call_id: str | None = None
-) -> AsyncGenerator[Any]:
-    """``BaseStreamTool.run_json_stream`` in an instrumented process."""
-    return _ToolCall.of(tool, own, args, cancellation_token, call_id).events(own)
 
 
 #: The text for an image in a result.
@@ -316,7 +219,7 @@ class WorkbenchCall(GovernedCall):
             raise RuntimeError(f"the workbench's stream of {self.name} ended without a result")
         return result
 
-    async def govern(self, governor: Governor, run: Run) -> ToolResult:
+    async def govern(self, governor: Governor, run: RunTool) -> ToolResult:
         """Raises only when cancelled from outside."""
         kind = kind_of(tool_in(self.owner, self.name), self.owner)
         action = tool_action(self.name, kind, self.judged, self.owner, call_id=self.call_id, agent=self.agent)
@@ -357,32 +260,6 @@ def _reading(result: ToolResult) -> ToolReading:
     if call is not None and isinstance(raised, PolicyDenied) and raised.decision.abort:
         end_at_next_step(raised.decision, call.call_id)  # the run inside the tool was ended; so must this one
     return ToolReading(text, "error" if raised is None else failure_status(raised))
-
-
-async def call_tool(
-    workbench: Any,
-    own: Callable[..., Any],
-    name: str,
-    arguments: Any = None,
-    cancellation_token: Any = None,
-    call_id: str | None = None,
-) -> ToolResult:
-    """``Workbench.call_tool`` in an instrumented process; ``own`` is the workbench's own method."""
-    call = WorkbenchCall.of(INSTRUMENTOR.governor, workbench, name, arguments, cancellation_token, call_id)
-    return await call.result(own)
-
-
-def call_tool_stream(
-    workbench: Any,
-    own: Callable[..., Any],
-    name: str,
-    arguments: Any = None,
-    cancellation_token: Any = None,
-    call_id: str | None = None,
-) -> AsyncGenerator[Any]:
-    """``StreamWorkbench.call_tool_stream`` in an instrumented process."""
-    call = WorkbenchCall.of(INSTRUMENTOR.governor, workbench, name, arguments, cancellation_token, call_id)
-    return call.events(own)
 
 
 class GovernedWorkbenchConfig(BaseModel):

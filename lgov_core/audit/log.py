@@ -1,89 +1,27 @@
-"""The audit record: every decision, durable before the act goes on."""
+"""The audit record: opened, signed, read, erased from and closed. `lgov_core.audit.record_file` writes its entries."""
 
 from __future__ import annotations
 
 import atexit
-import hashlib
 import json
 import os
 import sqlite3
-import threading
 import time
-import uuid
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from lgov_core._util.sqlite_file import BESIDE, describe, is_database, keep_quiet_across_fork
-from lgov_core.audit.entry import EntryWriter, Payload, body_text, recordable
-from lgov_core.audit.reading import AuditEntry, EntrySelection, entry_of
-from lgov_core.audit.record_file import AUDIT_RECORD, Watch, erase_texts, erasure_fields, open_record
-from lgov_core.audit.redaction import Redaction
+from lgov_core.audit.entry import canonical
+from lgov_core.audit.reading import AUDIT_RECORD, AuditEntry, EntrySelection, entry_of, open_record
+from lgov_core.audit.record_file import RecordWriter
+from lgov_core.audit.redaction import Redaction, redaction
 from lgov_core.audit.signing import ForeignEntry, Heads, Seals, Signer, default_signer, heads_path
 from lgov_core.errors import AuditError, AuditKeyError
 
-_DOMAIN: Final = b"lgov-audit-v2\0"
-#: Bytes of a salt.
-_SALT: Final = 16
-
-
-class EntryRow(NamedTuple):
-    """An entry's columns in the table ``entries``, without its position; `lgov_core.audit.verify` states their format."""
-
-    writer: str
-    seq: int
-    rollout_id: str | None
-    body: str
-    prev_hash: bytes
-    hash: bytes
-    salt: bytes | None
-    arguments: str | None
-    content: str | None
-
-
-class EntryChain:
-    """The chain of one writer, which it names with a random id. For one thread at a time. ``seals`` seal its entries."""
-
-    def __init__(self, seals: Seals | None) -> None:
-        self.writer = uuid.uuid4().hex
-        self.length, self._hash = 0, bytes(32)
-        self._seals = seals
-
-    def next_id(self, prefix: str) -> str:
-        """The id of the next entry."""
-        return f"{prefix}_{self.writer[:16]}_{self.length + 1}"
-
-    def next_row(
-        self, entry_id: str, fields: Mapping[str, Any], arguments: Payload | None, content: Payload | None
-    ) -> EntryRow:
-        """The next entry; the chain itself does not move until `append`.
-
-        Raises `ValueError` as `body_text` does, and what the signer of the seals raises.
-        """
-        salt = None if arguments is None and content is None else os.urandom(_SALT)
-        seq, body = self.length + 1, dict(fields)
-        for name, text in (("arguments", arguments), ("content", content)):
-            if salt is not None and text is not None:
-                body[f"{name}_sha256"] = hashlib.sha256(salt + text.stored.encode()).hexdigest()
-                body[f"{name}_size"] = text.size
-        text = body_text({**body, "entry_id": entry_id, "writer": self.writer, "seq": seq})
-        if self._seals is not None:
-            text = self._seals.sealed(self._hash, text, first=seq == 1)
-        stored = (arguments and arguments.stored, content and content.stored)
-        row_hash = hashlib.sha256(_DOMAIN + self._hash + text.encode()).digest()
-        return EntryRow(self.writer, seq, fields.get("rollout_id"), text, self._hash, row_hash, salt, *stored)
-
-    def append(self, row: EntryRow) -> None:
-        """Moves the end of the chain to a row that has been committed."""
-        self.length, self._hash = row.seq, row.hash
-
-
-_INSERT: Final = (
-    f"INSERT INTO entries ({', '.join(EntryRow._fields)}) VALUES ({', '.join('?' * len(EntryRow._fields))})"
-)
 _SELECT = "SELECT position, body, prev_hash, hash, arguments, content FROM entries"
 
 
@@ -96,7 +34,25 @@ def own_version() -> str:
         return "unknown"
 
 
-class AuditLog(EntryWriter):
+def _heads_of(path: Path, signer: Signer | None, every: int, second: str | os.PathLike[str] | None) -> Heads | None:
+    """The writer of the heads of the record at ``path``, which go to ``second`` too. Raises `AuditError` where they cannot."""
+    anchor = Path(second or heads_path(path)).absolute()
+    own = {f"{path.resolve()}{end}" for end in ("", *BESIDE)}
+    if str(anchor.resolve()) in own or is_database(anchor):
+        raise AuditError(f"heads cannot be kept in {anchor}, a database", hint="name a file of their own")
+    if signer is None and second is not None:
+        raise AuditKeyError(
+            f"no heads can be written to {second}: there is no key to sign them",
+            hint="make one with lgov audit keygen, and name it with --audit-key unless it is at its default place",
+        )
+    if second is not None and not anchor.parent.is_dir():  # such as a disk that is not mounted
+        raise AuditError(
+            f"heads cannot be kept in {anchor}: there is no folder {anchor.parent}", hint="make it, or mount it"
+        )
+    return None if signer is None else Heads(signer, anchor, every=every)
+
+
+class AuditLog(RecordWriter):
     """Appends to the audit record at ``path``; makes the file (mode 0600) when it does not exist.
 
     When `commit` returns, the entry survives the death of the process. Each object writes a hash chain of its own, so several
@@ -126,46 +82,36 @@ class AuditLog(EntryWriter):
         heads: str | os.PathLike[str] | None = None,
         redact: Redaction | Callable[[str, Any], Any] | Iterable[str] | None = None,
     ) -> None:
-        # Absolute: the file is opened again later, wherever the program's working directory is by then.
-        self.path = Path(path).absolute()
-        #: May be set later, once the policies are known.
-        self.policy_digest: str | Callable[[], str | None] = policy_digest or ""
-        self.code_version = own_version()
-        self.sign_after_s = 60.0
-        self._busy_timeout_s = busy_timeout_s
-        self._closed = False
         # A bool is a number to Python, and a NaN is never over: what should be done after it would never be done.
         seconds = isinstance(busy_timeout_s, int | float) and not isinstance(busy_timeout_s, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
         if not (seconds and busy_timeout_s >= 0):
             raise AuditError(f"busy_timeout_s is {busy_timeout_s!r}", hint="give seconds, 0 or more")
-        if not isinstance(self.policy_digest, str) and not callable(self.policy_digest):
+        if not isinstance(policy_digest or "", str) and not callable(policy_digest):
             raise AuditError(f"policy_digest is {policy_digest!r}", hint="give a text, or a function that returns one")
-        super().__init__(redact)
-        anchor = Path(heads or heads_path(self.path)).absolute()
-        own = {f"{self.path.resolve()}{end}" for end in ("", *BESIDE)}
-        if str(anchor.resolve()) in own or is_database(anchor):
-            raise AuditError(f"heads cannot be kept in {anchor}, a database", hint="name a file of their own")
+        redaction_rules = redaction(redact)
+        # Absolute: the file is opened again later, wherever the program's working directory is by then.
+        file = Path(path).absolute()
         if signer == "default":
             signer = default_signer()
-        if signer is None and heads is not None:
-            raise AuditKeyError(
-                f"no heads can be written to {heads}: there is no key to sign them",
-                hint="make one with lgov audit keygen, and name it with --audit-key unless it is at its default place",
-            )
-        if heads is not None and not anchor.parent.is_dir():  # such as a disk that is not mounted
-            raise AuditError(
-                f"heads cannot be kept in {anchor}: there is no folder {anchor.parent}", hint="make it, or mount it"
-            )
-        self._heads = None if signer is None else Heads(signer, anchor, every=sign_every)
+        written = _heads_of(file, signer, sign_every, heads)
+        connection = open_record(file, busy_timeout_s=busy_timeout_s)
+        seals: Seals | None = None
+        refusal: AuditError | None = None
+        if signer is not None:
+            try:
+                seals = Seals(signer, connection.execute("SELECT id FROM record").fetchone()[0])
+            except Exception as error:  # noqa: BLE001 - raised by the first entry
+                refusal = AuditKeyError(
+                    f"audit record {file}: the key cannot sign: {error}", hint="nothing is written without it"
+                )
+        super().__init__(file, connection, seals, written, redaction_rules)
+        self.policy_digest = policy_digest or ""
+        self.code_version = own_version()
+        self._busy_timeout_s = busy_timeout_s
+        self._refusal = refusal
         #: Why the last signature could not be made, or None.
         self.signing_error: AuditError | None = None
-        #: Why nothing may be written any more.
-        self._refusal: AuditError | None = None
         self._at_exit: Callable[[], None] | None = None
-        self._connection: sqlite3.Connection | None = open_record(self.path, busy_timeout_s=busy_timeout_s)
-        self._seals = None if signer is None else self._seals_of(signer, self._connection)
-        self._watch = Watch(self.path, self._connection, self._seals)
-        self._begin_chain()
         if self._heads is not None:
             self._begin_signing()
         keep_quiet_across_fork(self)
@@ -179,93 +125,6 @@ class AuditLog(EntryWriter):
         # What is unsigned when the interpreter ends without `close` is signed then; that keeps no log alive.
         close = weakref.WeakMethod(self.close)
         self._at_exit = atexit.register(lambda: None if (alive := close()) is None else alive())
-
-    def _begin_chain(self) -> None:
-        self._lock = threading.Lock()
-        self._chain = EntryChain(self._seals)
-        self._unsigned = 0
-        self._signed_at = time.monotonic()
-
-    # ------------------------------------------------------------------ appending
-
-    def append_entry(
-        self, fields: Mapping[str, Any], arguments: Payload | None, content: Payload | None, prefix: str
-    ) -> str:
-        """Appends an entry that `EntryWriter` made, and returns its id once it is durable. Raises `AuditError`."""
-        if not self._lock.acquire(timeout=self._busy_timeout_s):
-            raise AuditError(
-                f"audit record {self.path}: other threads held it for {self._busy_timeout_s:g} s",
-                hint="look for a slow disk, or raise the busy timeout",
-            )
-        try:
-            self._require_own()
-            if self._heads is None and not self._chain.length:
-                self._require_unsigned()
-            entry_id = self._chain.next_id(prefix)
-            stamp = {"format": 2, "time_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
-            with recordable(str(fields.get("name") or fields["kind"])):
-                present = {name: value for name, value in fields.items() if value is not None}
-                row = self._chain.next_row(entry_id, self._versions() | present | stamp, arguments, content)
-            connection, position = self._write(row)
-            self._chain.append(row)
-            self._unsigned += 1
-            self._watch.wrote(connection, position, row.hash)
-            if self._heads is not None and (
-                self._unsigned >= self._heads.every or not time.monotonic() - self._signed_at < self.sign_after_s
-            ):
-                self._sign()
-            return entry_id
-        except ForeignEntry as error:
-            self._refusal = error
-            raise
-        except AuditError:
-            raise
-        except Exception as error:
-            raise describe(AUDIT_RECORD, self.path, error) from error
-        finally:
-            self._lock.release()
-
-    def _versions(self) -> dict[str, str]:
-        digest = self.policy_digest if isinstance(self.policy_digest, str) else self.policy_digest() or ""
-        return {"policy_digest": digest, "code_version": self.code_version}
-
-    def _write(self, row: EntryRow) -> tuple[sqlite3.Connection, int]:
-        """Writes one entry in a transaction of its own, which is rolled back when anything fails; its position."""
-        connection = self._open()
-        try:
-            cursor = connection.execute(_INSERT, row)
-            if cursor.rowcount != 1:  # a foreign trigger can drop a row silently
-                raise AuditError(
-                    f"audit record {self.path}: the database did not keep the entry",
-                    hint="its triggers were changed; keep a copy, and start a new record",
-                )
-        except BaseException:  # unknown whether the entry was written: a new chain
-            self._connection, self._chain = None, EntryChain(self._seals)
-            connection.close()
-            raise
-        return connection, cursor.lastrowid or 0
-
-    def _require_own(self) -> None:
-        if self._refusal is not None:
-            raise type(self._refusal)(self._refusal.message, hint=self._refusal.hint)
-
-    def _require_unsigned(self) -> None:
-        """Raises `AuditKeyError` for a record that is signed: this writer's entries would be foreign in it."""
-        head = self._open().execute("SELECT body FROM heads ORDER BY number DESC LIMIT 1").fetchone()
-        if head is not None:
-            raise AuditKeyError(
-                f"audit record {self.path} is signed with the key {json.loads(head[0])['key']}, and this writer has no key",
-                hint="name the secret key (--key, the setting audit_key), or begin a new record",
-            )
-
-    def _seals_of(self, signer: Signer, connection: sqlite3.Connection) -> Seals | None:
-        try:
-            return Seals(signer, connection.execute("SELECT id FROM record").fetchone()[0])
-        except Exception as error:  # noqa: BLE001 - raised by the first entry
-            self._refusal = AuditKeyError(
-                f"audit record {self.path}: the key cannot sign: {error}", hint="nothing is written without it"
-            )
-            return None
 
     def _sign(self, *, opening: bool = False, closing: bool = False) -> None:
         """Signs everything since the last head. The entries are committed already: a failure is kept for `close`.
@@ -323,10 +182,10 @@ class AuditLog(EntryWriter):
             # First the announcement: texts that are gone without one would be tampering.
             signer = None if self._heads is None else self._heads.signer
             with self._lock:
-                announcement = erasure_fields(self._open(), entries, reason, signer)
+                announcement = _erasure_fields(self._open(), entries, reason, signer)
             self.append("erasure", announcement, arguments=None, content={})
             with self._lock:
-                erase_texts(self._open(), [entry.position for entry in entries])
+                _erase_texts(self._open(), [entry.position for entry in entries])
                 self._empty_log()
         except sqlite3.Error as error:
             raise describe(AUDIT_RECORD, self.path, error) from error
@@ -341,15 +200,6 @@ class AuditLog(EntryWriter):
                 f"{self.path.name}-wal",
                 hint="erase again once no process reads the record",
             )
-
-    def _open(self) -> sqlite3.Connection:
-        if self._closed:
-            raise AuditError(f"audit record {self.path} is closed", hint="open it again to go on")
-        self._watch.require_same_file()
-        if self._connection is None:
-            expected = self._watch.identity
-            self._connection = open_record(self.path, busy_timeout_s=self._busy_timeout_s, expected=expected)
-        return self._connection
 
     # ------------------------------------------------------------------ reading
 
@@ -424,3 +274,43 @@ class AuditLog(EntryWriter):
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+# ---------------------------------------------------------------------- erasure
+
+_ERASURE_DOMAIN: Final = b"lgov-audit-erasure-v1\0"
+
+
+def _erasure_fields(
+    connection: sqlite3.Connection, entries: Iterable[AuditEntry], reason: str, signer: Signer | None
+) -> dict[str, Any]:
+    """The fields of an erasure's entry, signed when the record is.
+
+    Raises `AuditKeyError` unless ``signer`` has the key of the record's last head, `AuditError` when it fails.
+    """
+    statement = {"erased": {entry.entry_id: entry.hash.hex() for entry in entries}, "reason": reason or None}
+    head = connection.execute("SELECT body FROM heads ORDER BY number DESC LIMIT 1").fetchone()
+    if head is None:
+        return statement
+    key = json.loads(head[0])["key"]
+    if signer is None or signer.public.hex() != key:
+        raise AuditKeyError(
+            f"the record is signed with the key {key}: only who has its key may erase from it",
+            hint="name the secret key: lgov audit erase --key, the setting audit_key, or AuditLog(signer=...)",
+        )
+    try:
+        signature = signer.sign(_ERASURE_DOMAIN + canonical(statement).encode())
+    except Exception as error:
+        raise AuditError(f"the erasure could not be signed: {error}", hint="nothing was erased") from error
+    return {**statement, "key": key, "signature": signature.hex()}
+
+
+def _erase_texts(connection: sqlite3.Connection, positions: Iterable[int]) -> None:
+    """Erases the texts of entries with their salts, and has the file's free pages overwritten. Raises ``sqlite3.Error``."""
+    connection.execute("PRAGMA secure_delete=ON")
+    connection.execute("BEGIN IMMEDIATE")
+    with connection:  # commits, or rolls back
+        connection.executemany(
+            "UPDATE entries SET salt = NULL, arguments = NULL, content = NULL WHERE position = ?",
+            [(position,) for position in positions],
+        )

@@ -1,98 +1,88 @@
-"""The file of an audit record: its tables, the triggers that keep them append-only, what else changed it, and the erasure of
-texts.
-"""
+"""Appends to the file of an audit record: a chain of entries, each durable when it is answered, in the file that was opened."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+import threading
+import time
+import uuid
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from lgov_core._util.file_kind import FileKind, require_same_file
-from lgov_core._util.sqlite_file import describe, is_busy, open_sqlite
-from lgov_core.audit.entry import canonical
-from lgov_core.audit.reading import AuditEntry
-from lgov_core.audit.signing import LOOKED_AT, ForeignEntry, LookedAt, Seals, Signer
+from lgov_core._util.file_kind import require_same_file
+from lgov_core._util.sqlite_file import describe, is_busy
+from lgov_core.audit.entry import EntryWriter, Payload, body_text, recordable
+from lgov_core.audit.reading import AUDIT_RECORD, open_record
+from lgov_core.audit.redaction import Redaction
+from lgov_core.audit.signing import LOOKED_AT, ForeignEntry, Heads, LookedAt, Seals
 from lgov_core.errors import AuditError, AuditKeyError
 
-# `lgov_core.audit.verify` documents the format. One row, and so one statement, an entry: a transaction of its own costs
-# half of what several statements do. Replacing a row would delete the old one without firing the triggers for DELETE,
-# hence those for INSERT. The texts of an entry may be erased together with their salt, but not rewritten.
-_SCHEMA = (
-    "CREATE TABLE record (id TEXT PRIMARY KEY, made_at INTEGER NOT NULL)",
-    "INSERT INTO record VALUES (lower(hex(randomblob(16))), unixepoch())",
-    """CREATE TABLE entries (
-        position INTEGER PRIMARY KEY,
-        writer TEXT NOT NULL,
-        seq INTEGER NOT NULL,
-        rollout_id TEXT,
-        body TEXT NOT NULL,
-        prev_hash BLOB NOT NULL,
-        hash BLOB NOT NULL,
-        salt BLOB,
-        arguments TEXT,
-        content TEXT
-    )""",
-    "CREATE INDEX entries_of_rollout ON entries (rollout_id) WHERE rollout_id IS NOT NULL",
-    "CREATE TABLE heads (number INTEGER PRIMARY KEY, body TEXT NOT NULL, signature BLOB NOT NULL)",
-    """CREATE TRIGGER entries_are_not_changed BEFORE UPDATE ON entries
-       WHEN NEW.position IS NOT OLD.position OR NEW.writer IS NOT OLD.writer OR NEW.seq IS NOT OLD.seq
-         OR NEW.rollout_id IS NOT OLD.rollout_id OR NEW.body IS NOT OLD.body OR NEW.prev_hash IS NOT OLD.prev_hash
-         OR NEW.hash IS NOT OLD.hash OR NEW.salt IS NOT NULL OR NEW.arguments IS NOT NULL OR NEW.content IS NOT NULL
-       BEGIN SELECT RAISE(ABORT, 'the audit record is append-only'); END""",
-    """CREATE TRIGGER entries_are_not_removed BEFORE DELETE ON entries
-       BEGIN SELECT RAISE(ABORT, 'the audit record is append-only'); END""",
-    """CREATE TRIGGER entries_are_not_replaced BEFORE INSERT ON entries
-       WHEN EXISTS (SELECT 1 FROM entries WHERE position = NEW.position)
-       BEGIN SELECT RAISE(ABORT, 'the audit record is append-only'); END""",
-    """CREATE TRIGGER heads_are_not_changed BEFORE UPDATE ON heads
-       BEGIN SELECT RAISE(ABORT, 'the audit record is append-only'); END""",
-    """CREATE TRIGGER heads_are_not_removed BEFORE DELETE ON heads
-       BEGIN SELECT RAISE(ABORT, 'the audit record is append-only'); END""",
-    """CREATE TRIGGER heads_are_not_replaced BEFORE INSERT ON heads
-       WHEN EXISTS (SELECT 1 FROM heads WHERE number = NEW.number)
-       BEGIN SELECT RAISE(ABORT, 'the audit record is append-only'); END""",
+_DOMAIN: Final = b"lgov-audit-v2\0"
+#: Bytes of a salt.
+_SALT: Final = 16
+
+
+class EntryRow(NamedTuple):
+    """An entry's columns in the table ``entries``, without its position; `lgov_core.audit.verify` states their format."""
+
+    writer: str
+    seq: int
+    rollout_id: str | None
+    body: str
+    prev_hash: bytes
+    hash: bytes
+    salt: bytes | None
+    arguments: str | None
+    content: str | None
+
+
+class EntryChain:
+    """The chain of one writer, which it names with a random id. For one thread at a time. ``seals`` seal its entries."""
+
+    def __init__(self, seals: Seals | None) -> None:
+        self.writer = uuid.uuid4().hex
+        self.length, self._hash = 0, bytes(32)
+        self._seals = seals
+
+    def next_id(self, prefix: str) -> str:
+        """The id of the next entry."""
+        return f"{prefix}_{self.writer[:16]}_{self.length + 1}"
+
+    def next_row(
+        self, entry_id: str, fields: Mapping[str, Any], arguments: Payload | None, content: Payload | None
+    ) -> EntryRow:
+        """The next entry; the chain itself does not move until `append`.
+
+        Raises `ValueError` as `body_text` does, and what the signer of the seals raises.
+        """
+        salt = None if arguments is None and content is None else os.urandom(_SALT)
+        seq, body = self.length + 1, dict(fields)
+        for name, text in (("arguments", arguments), ("content", content)):
+            if salt is not None and text is not None:
+                body[f"{name}_sha256"] = hashlib.sha256(salt + text.stored.encode()).hexdigest()
+                body[f"{name}_size"] = text.size
+        text = body_text({**body, "entry_id": entry_id, "writer": self.writer, "seq": seq})
+        if self._seals is not None:
+            text = self._seals.sealed(self._hash, text, first=seq == 1)
+        stored = (arguments and arguments.stored, content and content.stored)
+        row_hash = hashlib.sha256(_DOMAIN + self._hash + text.encode()).digest()
+        return EntryRow(self.writer, seq, fields.get("rollout_id"), text, self._hash, row_hash, salt, *stored)
+
+    def append(self, row: EntryRow) -> None:
+        """Moves the end of the chain to a row that has been committed."""
+        self.length, self._hash = row.seq, row.hash
+
+
+_INSERT: Final = (
+    f"INSERT INTO entries ({', '.join(EntryRow._fields)}) VALUES ({', '.join('?' * len(EntryRow._fields))})"
 )
-
-AUDIT_RECORD: Final = FileKind(
-    what="audit record",
-    application_id=int.from_bytes(b"lgvA"),
-    version=2,
-    schema=_SCHEMA,
-    error=AuditError,
-)
-
-_OWN_SCHEMA: Final = frozenset(statement for statement in _SCHEMA if statement.startswith("CREATE"))
-_SELECT_SCHEMA: Final = (
-    "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND NOT (type = 'table' AND name GLOB 'sqlite_*')"
-)
-
-
-def open_record(path: Path, *, busy_timeout_s: float, expected: tuple[int, int] | None = None) -> sqlite3.Connection:
-    """Opens the record at ``path`` to append to it, and makes it (mode 0600) when it does not exist.
-
-    ``expected`` is what `file_identity` said of the file. Raises `AuditError`, also when its tables or triggers are not
-    those that lgov makes.
-    """
-    connection = open_sqlite(AUDIT_RECORD, path, busy_timeout_s=busy_timeout_s, expected=expected)
-    try:
-        schema = frozenset(row[0] for row in connection.execute(_SELECT_SCHEMA))
-        if schema != _OWN_SCHEMA:  # entries could be dropped or changed unseen
-            raise AuditError(
-                f"audit record {path}: its tables or triggers are not those that lgov makes",
-                hint="they were changed; keep a copy, check it with lgov audit verify, and start a new record",
-            )
-    except BaseException as error:
-        connection.close()
-        if isinstance(error, sqlite3.Error):
-            raise describe(AUDIT_RECORD, path, error) from error
-        raise
-    return connection
 
 
 #: The record's id, and how often its schema was changed: once more in a copy that SQLite makes.
@@ -209,39 +199,120 @@ class Watch:
         return ForeignEntry(f"audit record {self._path} {problem}", hint=hint)
 
 
-_DOMAIN: Final = b"lgov-audit-erasure-v1\0"
+class RecordWriter(EntryWriter):
+    """Appends to the record at ``path`` by ``connection``; see `AuditLog`. Any thread may call its methods.
 
-
-def erasure_fields(
-    connection: sqlite3.Connection, entries: Iterable[AuditEntry], reason: str, signer: Signer | None
-) -> dict[str, Any]:
-    """The fields of an erasure's entry, signed when the record is.
-
-    Raises `AuditKeyError` unless ``signer`` has the key of the record's last head, `AuditError` when it fails.
+    ``seals`` seal each entry, and ``heads`` say when a head is due; both None where nothing is signed.
     """
-    statement = {"erased": {entry.entry_id: entry.hash.hex() for entry in entries}, "reason": reason or None}
-    head = connection.execute("SELECT body FROM heads ORDER BY number DESC LIMIT 1").fetchone()
-    if head is None:
-        return statement
-    key = json.loads(head[0])["key"]
-    if signer is None or signer.public.hex() != key:
-        raise AuditKeyError(
-            f"the record is signed with the key {key}: only who has its key may erase from it",
-            hint="name the secret key: lgov audit erase --key, the setting audit_key, or AuditLog(signer=...)",
-        )
-    try:
-        signature = signer.sign(_DOMAIN + canonical(statement).encode())
-    except Exception as error:
-        raise AuditError(f"the erasure could not be signed: {error}", hint="nothing was erased") from error
-    return {**statement, "key": key, "signature": signature.hex()}
 
+    def __init__(
+        self,
+        path: Path,
+        connection: sqlite3.Connection,
+        seals: Seals | None,
+        heads: Heads | None,
+        redact: Redaction | Callable[[str, Any], Any] | Iterable[str] | None,
+    ) -> None:
+        super().__init__(redact)
+        self.path = path
+        #: May be set later, once the policies are known.
+        self.policy_digest: str | Callable[[], str | None] = ""
+        self.code_version = ""
+        self._busy_timeout_s = 5.0
+        self.sign_after_s = 60.0
+        self._heads, self._seals = heads, seals
+        self._connection: sqlite3.Connection | None = connection
+        self._watch = Watch(path, connection, seals)
+        self._closed = False
+        #: Why nothing may be written any more.
+        self._refusal: AuditError | None = None
+        self._begin_chain()
 
-def erase_texts(connection: sqlite3.Connection, positions: Iterable[int]) -> None:
-    """Erases the texts of entries with their salts, and has the file's free pages overwritten. Raises ``sqlite3.Error``."""
-    connection.execute("PRAGMA secure_delete=ON")
-    connection.execute("BEGIN IMMEDIATE")
-    with connection:  # commits, or rolls back
-        connection.executemany(
-            "UPDATE entries SET salt = NULL, arguments = NULL, content = NULL WHERE position = ?",
-            [(position,) for position in positions],
-        )
+    def _begin_chain(self) -> None:
+        self._lock = threading.Lock()
+        self._chain = EntryChain(self._seals)
+        self._unsigned = 0
+        self._signed_at = time.monotonic()
+
+    def append_entry(
+        self, fields: Mapping[str, Any], arguments: Payload | None, content: Payload | None, prefix: str
+    ) -> str:
+        """Appends an entry that `EntryWriter` made, and returns its id once it is durable. Raises `AuditError`."""
+        if not self._lock.acquire(timeout=self._busy_timeout_s):
+            raise AuditError(
+                f"audit record {self.path}: other threads held it for {self._busy_timeout_s:g} s",
+                hint="look for a slow disk, or raise the busy timeout",
+            )
+        try:
+            self._require_own()
+            if self._heads is None and not self._chain.length:
+                self._require_unsigned()
+            entry_id = self._chain.next_id(prefix)
+            stamp = {"format": 2, "time_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
+            with recordable(str(fields.get("name") or fields["kind"])):
+                present = {name: value for name, value in fields.items() if value is not None}
+                row = self._chain.next_row(entry_id, self._versions() | present | stamp, arguments, content)
+            connection, position = self._write(row)
+            self._chain.append(row)
+            self._unsigned += 1
+            self._watch.wrote(connection, position, row.hash)
+            if self._heads is not None and (
+                self._unsigned >= self._heads.every or not time.monotonic() - self._signed_at < self.sign_after_s
+            ):
+                self._sign()
+            return entry_id
+        except ForeignEntry as error:
+            self._refusal = error
+            raise
+        except AuditError:
+            raise
+        except Exception as error:
+            raise describe(AUDIT_RECORD, self.path, error) from error
+        finally:
+            self._lock.release()
+
+    def _versions(self) -> dict[str, str]:
+        digest = self.policy_digest if isinstance(self.policy_digest, str) else self.policy_digest() or ""
+        return {"policy_digest": digest, "code_version": self.code_version}
+
+    def _write(self, row: EntryRow) -> tuple[sqlite3.Connection, int]:
+        """Writes one entry in a transaction of its own, which is rolled back when anything fails; its position."""
+        connection = self._open()
+        try:
+            cursor = connection.execute(_INSERT, row)
+            if cursor.rowcount != 1:  # a foreign trigger can drop a row silently
+                raise AuditError(
+                    f"audit record {self.path}: the database did not keep the entry",
+                    hint="its triggers were changed; keep a copy, and start a new record",
+                )
+        except BaseException:  # unknown whether the entry was written: a new chain
+            self._connection, self._chain = None, EntryChain(self._seals)
+            connection.close()
+            raise
+        return connection, cursor.lastrowid or 0
+
+    def _require_own(self) -> None:
+        if self._refusal is not None:
+            raise type(self._refusal)(self._refusal.message, hint=self._refusal.hint)
+
+    def _require_unsigned(self) -> None:
+        """Raises `AuditKeyError` for a record that is signed: this writer's entries would be foreign in it."""
+        head = self._open().execute("SELECT body FROM heads ORDER BY number DESC LIMIT 1").fetchone()
+        if head is not None:
+            raise AuditKeyError(
+                f"audit record {self.path} is signed with the key {json.loads(head[0])['key']}, and this writer has no key",
+                hint="name the secret key (--key, the setting audit_key), or begin a new record",
+            )
+
+    def _open(self) -> sqlite3.Connection:
+        if self._closed:
+            raise AuditError(f"audit record {self.path} is closed", hint="open it again to go on")
+        self._watch.require_same_file()
+        if self._connection is None:
+            expected = self._watch.identity
+            self._connection = open_record(self.path, busy_timeout_s=self._busy_timeout_s, expected=expected)
+        return self._connection
+
+    @abstractmethod
+    def _sign(self) -> None:
+        """Signs a head over everything since the last one. Raises `AuditError` where the record must not be signed."""

@@ -21,7 +21,7 @@ from lgov_core.commands.group import (
 )
 from lgov_core.commands.options import EXISTING_FILE, PATH, command, is_audit_record, record_or_setting, yes_option
 from lgov_core.errors import PolicyError
-from lgov_core.governor.rules import trusted_programs
+from lgov_core.policies.policy_set import trusted_programs
 
 if TYPE_CHECKING:
     from lgov_core.governor.judging import RuleVerdict

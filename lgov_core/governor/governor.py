@@ -9,32 +9,23 @@ asynchronous ones; an asynchronous agent that runs its tools in threads uses bot
 from __future__ import annotations
 
 import asyncio
-import inspect
-import threading
 import time
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import pluggy
 
 from lgov_core.errors import AuditError, PolicyError
 from lgov_core.flow import Flow, arun_flow, either, in_thread, run_flow, wait
 from lgov_core.governor.judging import Judges, fault
-from lgov_core.governor.options import positive_number
-from lgov_core.governor.rollouts import (
-    RolloutContext,
-    check_single_denial_penalty,
-    collect_rollout_rewards,
-    collect_span_rewards,
-    collect_tool_rewards,
-)
+from lgov_core.governor.options import positive_number, several_policies
+from lgov_core.governor.rollouts import ObservedDecision, Observers, RolloutContext, check_single_denial_penalty
 from lgov_core.plugins import check_hooks, make_plugin_manager, register
 from lgov_core.scope import RolloutScope, current_scope
-from lgov_core.types import Action, Decision, Effect, Point, Reward, Span, ToolOutcome, new_id
-from lgov_core.types.extensions import ObservingPolicy, Policy
+from lgov_core.types import Action, Decision, Effect, Point, Reward, ToolOutcome, new_id
+from lgov_core.types.extensions import Policy
 
 
 class AuditRecord(Protocol):
@@ -47,25 +38,6 @@ class AuditRecord(Protocol):
     def commit_outcome(self, outcome: ToolOutcome, decision_id: str | None) -> str:
         """Appends the outcome of a tool call as an entry of its own."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedDecision:
-    """A decision that was taken and committed; ``at`` is Unix time in seconds, ``commit_s`` how long the commit took."""
-
-    action: Action
-    decision: Decision
-    at: float
-    commit_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class PluginFailure:
-    """A plugin that raised outside a decision: in ``hook``, with the message ``error``."""
-
-    hook: str
-    plugin: str
-    error: str
 
 
 _AFTER_A_CALL = frozenset({Point.POST_MODEL_CALL, Point.POST_TOOL_CALL})
@@ -91,7 +63,7 @@ def in_scope(action: Action, *, identify: bool = False) -> Action:
 NOT_EVALUATED = Decision(Effect.ALLOW, policy="lgov", rule="observe-only", reason="This governor only observes.")
 
 
-class Governor:
+class Governor(Observers):
     """The policies, plugins and records of one process, or one part of it.
 
     ``policies`` judge first, in their order; then the plugins' decision hooks. ``audit`` is where decisions are
@@ -121,14 +93,8 @@ class Governor:
         observe_only: bool = False,
     ) -> None:
         self.timeout_s = positive_number("governor", "timeout_s", timeout_s)
-        self.policies: tuple[Policy, ...] = (policies,) if isinstance(policies, Policy) else _several(policies)
-        # Events are of no use to a policy set without stateful policies.
-        self._observing = tuple(
-            policy
-            for policy in self.policies
-            if isinstance(policy, ObservingPolicy) and getattr(policy, "stateful", True)
-        )
-        self.manager = manager if manager is not None else make_plugin_manager()
+        self.policies: tuple[Policy, ...] = (policies,) if isinstance(policies, Policy) else several_policies(policies)
+        super().__init__(self.policies, manager if manager is not None else make_plugin_manager())
         for plugin in plugins:
             register(self.manager, plugin)
         check_hooks(self.manager)
@@ -136,9 +102,6 @@ class Governor:
         self.capture_content = capture_content
         #: Whether its spans are also spans of the program's OpenTelemetry; self-tests switch it off.
         self.exports_spans = True
-        self.failures: Counter[str] = Counter()
-        self.effects: Counter[str] = Counter()
-        self._count_lock = threading.Lock()
         self._judges = Judges(self.policies, self.manager, self.timeout_s)
         self.observe_only = observe_only
         self.plugins_changed()
@@ -216,7 +179,8 @@ class Governor:
         began = time.perf_counter()
         decision = self._committed(action, decision)
         commit_s = time.perf_counter() - began
-        self._count(self.effects, decision.effect.label)
+        with self._count_lock:
+            self.effects[decision.effect.label] += 1
         if self._observing or self.manager.hook.lgov_observe.get_hookimpls():
             self.observe(ObservedDecision(action, decision, time.time(), commit_s))
         return decision
@@ -235,7 +199,7 @@ class Governor:
             parts = (*decision.parts, fault("lgov", "audit-failed", cause))
             return replace(denial, parts=parts, latency_us=decision.latency_us)
 
-    # ------------------------------------------------------------------ outcomes, rewards, events
+    # ------------------------------------------------------------------ outcomes
 
     def record(self, outcome: ToolOutcome) -> list[Reward]:
         """Records the outcome of a tool call and returns the intermediate rewards it earned.
@@ -252,11 +216,7 @@ class Governor:
                 self.audit.commit_outcome(outcome, outcome.decision.decision_id if outcome.decision else None)
             except Exception as error:  # noqa: BLE001 - the act has happened, whatever the record raises
                 self._plugin_failed("commit_outcome", "audit", error)
-        rewards = collect_tool_rewards(self.manager, outcome, self._plugin_failed)
-        self.observe(outcome)
-        for reward in rewards:
-            self.observe(reward)
-        return rewards
+        return self._show_outcome(outcome)
 
     async def arecord(self, outcome: ToolOutcome) -> list[Reward]:
         """As `record`; with reward plugins in a thread, so that storing the rewards does not hold up the event loop."""
@@ -267,43 +227,6 @@ class Governor:
     def record_flow(self, outcome: ToolOutcome) -> Flow[list[Reward]]:
         """The flow of `record` and `arecord`, for flows that record an outcome on their way."""
         return (yield from wait(either(partial(self.record, outcome), partial(self.arecord, outcome))))
-
-    def _settle(self, action: Action) -> None:
-        """Collects and shows the rewards of an attempt that has ended."""
-        if action.rollout_id is None:
-            return
-        scope = RolloutScope(action.rollout_id, action.attempt or 1, action.session_id)
-        for reward in collect_rollout_rewards(self.manager, scope, self._plugin_failed):
-            self.observe(reward)
-
-    def observe(self, event: Any) -> None:
-        """Shows ``event`` to the stateful policies and to every observer. One that raises is counted, and skipped."""
-        for policy in self._observing:
-            try:
-                policy.observe(event)
-            except Exception as error:  # noqa: BLE001 - as below
-                self._observer_failed(policy.name, error, event)
-        for impl in reversed(self.manager.hook.lgov_observe.get_hookimpls()):
-            try:
-                impl.function(event) if impl.argnames else impl.function()
-            except Exception as error:  # noqa: BLE001 - observers are isolated from the agent and from each other
-                self._observer_failed(impl.plugin_name, error, event)
-        if isinstance(event, Span) and event.rollout_id is not None:
-            for reward in collect_span_rewards(self.manager, event, self._plugin_failed):
-                self.observe(reward)
-
-    def _observer_failed(self, observer: str, error: Exception, event: Any) -> None:
-        self._count(self.failures, f"lgov_observe:{observer}")
-        if not isinstance(event, PluginFailure):
-            self.observe(PluginFailure("lgov_observe", observer, f"{type(error).__name__}: {error}"))
-
-    def _plugin_failed(self, hook: str, plugin: str, error: Exception) -> None:
-        self._count(self.failures, f"{hook}:{plugin}")
-        self.observe(PluginFailure(hook, plugin, f"{type(error).__name__}: {error}"))
-
-    def _count(self, counter: Counter[str], key: str) -> None:
-        with self._count_lock:
-            counter[key] += 1
 
     # ------------------------------------------------------------------ rollouts
 
@@ -321,16 +244,3 @@ class Governor:
     def close(self) -> None:
         """Shuts the threads of slow policies down; one that hangs keeps its own. Decisions may still be asked for."""
         self._judges.close()
-
-
-def _several(policies: Any) -> tuple[Policy, ...]:
-    """The policies in ``policies``. Raises `PolicyError` when something else is among them."""
-    if isinstance(policies, str) or not isinstance(policies, Iterable):
-        raise PolicyError(f"{policies!r} is not a policy or a list of policies", hint="pass policies or a PolicySet")
-    several = tuple(cast("Iterable[Any]", policies))
-    for policy in several:
-        if inspect.isclass(policy) or not isinstance(policy, Policy):
-            raise PolicyError(
-                f"{policy!r} is not a policy", hint="pass an instance of a class with a name and judge(action)"
-            )
-    return several

@@ -1,10 +1,19 @@
-"""Checks on what policies are made with."""
+"""The options of policies: checks of them, words and patterns from data files, and the dry run, which touches no file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+import re
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, cast
 
 from lgov_core.errors import PolicyError
+from lgov_core.types import Policy
 
 
 def string_tuple(owner: str, option: str, value: object) -> tuple[str, ...]:
@@ -37,6 +46,19 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
+def several_policies(policies: Any) -> tuple[Policy, ...]:
+    """The policies in ``policies``. Raises `PolicyError` when something else is among them."""
+    if isinstance(policies, str) or not isinstance(policies, Iterable):
+        raise PolicyError(f"{policies!r} is not a policy or a list of policies", hint="pass policies or a PolicySet")
+    several = tuple(cast("Iterable[Any]", policies))
+    for policy in several:
+        if inspect.isclass(policy) or not isinstance(policy, Policy):
+            raise PolicyError(
+                f"{policy!r} is not a policy", hint="pass an instance of a class with a name and judge(action)"
+            )
+    return several
+
+
 def positive_number(owner: str, option: str, value: object) -> float:
     """``value`` as a float when it is a finite number above 0. Raises `PolicyError`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
@@ -55,3 +77,62 @@ def require_declared(name: str, options: Mapping[str, object], declared: type) -
     """Raises `TypeError`, as a call of ``name`` would, for a keyword that the TypedDict ``declared`` does not have."""
     if unknown := sorted(options.keys() - declared.__annotations__.keys()):
         raise TypeError(f"{name}() got an unexpected keyword argument {unknown[0]!r}")
+
+
+_IN_DRY_RUN: ContextVar[bool] = ContextVar("lgov_dry_run", default=False)
+
+
+@contextmanager
+def dry_run() -> Generator[None]:
+    """Policies that are made inside the block share no file with other processes."""
+    token = _IN_DRY_RUN.set(True)
+    try:
+        yield
+    finally:
+        _IN_DRY_RUN.reset(token)
+
+
+def in_dry_run() -> bool:
+    """Returns whether the running code is within a `dry_run`."""
+    return _IN_DRY_RUN.get()
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One file of ``package``. Its content is read once in a process; may be used from several threads at once.
+
+    A list of words is text, separated by spaces. A regular expression is text, or a list of alternatives; ``<<name>>`` in
+    it stands for an entry of ``fragments``.
+    """
+
+    package: str
+    file: str
+
+    @property
+    def content(self) -> Mapping[str, Any]:
+        """The whole file."""
+        return _content(self.package, self.file)
+
+    @cache  # noqa: B019 - the files are constants of modules
+    def words(self, table: str, key: str | None = None) -> frozenset[str]:
+        """The words of ``table``, or of its entry ``key``; none where it has no such key."""
+        entry: Any = self.content[table]
+        return frozenset(str(entry if key is None else entry.get(key, "")).split())
+
+    @cache  # noqa: B019 - the files are constants of modules
+    def pattern(self, name: str) -> re.Pattern[str]:
+        """The regular expression ``name``, among ``expressions`` or at the top of the file."""
+        regex: str | list[str] = self.content.get("expressions", self.content).get(name) or self.content[name]
+        return re.compile(self.written_out(regex if isinstance(regex, str) else "|".join(regex)))
+
+    def written_out(self, regex: str) -> str:
+        """``regex`` with its fragments written out."""
+        fragments: Mapping[str, str] = self.content.get("fragments", {})
+        return re.sub(r"<<(\w+)>>", lambda name: self.written_out(fragments[name[1]]), regex)
+
+
+@cache
+def _content(package: str, file: str) -> Mapping[str, Any]:
+    import yaml
+
+    return yaml.safe_load(files(package).joinpath(file).read_text(encoding="utf-8"))

@@ -1,12 +1,14 @@
-"""Rollouts of a governor: their start and end are judged, and their calls, spans and end earn rewards."""
+"""Events of a governor: who sees them, what they earn, and the rollouts in which they happen."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import pluggy
@@ -14,11 +16,30 @@ import pluggy
 from lgov_core.errors import PluginError, PolicyDenied, RewardError
 from lgov_core.flow import Flow, arun_flow, run_flow
 from lgov_core.scope import RolloutScope, enter_scope
-from lgov_core.types import Action, Decision, Point, Reward, Span, ToolOutcome
+from lgov_core.types import Action, Decision, ObservingPolicy, Point, Policy, Reward, Span, ToolOutcome
 
 #: Called with a failure: the hook, the plugin and the error.
 Fail: TypeAlias = Callable[[str, str, Exception], None]
 _Earned: TypeAlias = "list[tuple[str, Reward]]"
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedDecision:
+    """A decision that was taken and committed; ``at`` is Unix time in seconds, ``commit_s`` how long the commit took."""
+
+    action: Action
+    decision: Decision
+    at: float
+    commit_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PluginFailure:
+    """A plugin that raised outside a decision: in ``hook``, with the message ``error``."""
+
+    hook: str
+    plugin: str
+    error: str
 
 
 def collect_tool_rewards(manager: pluggy.PluginManager, outcome: ToolOutcome, fail: Fail) -> list[Reward]:
@@ -98,6 +119,68 @@ def _finite(reward: Reward) -> Reward:
     if isinstance(reward.value, bool) or not math.isfinite(reward.value):
         raise RewardError(f"a reward of {reward.value!r} is not a finite number")
     return reward
+
+
+class Observers:
+    """Whoever gets the events of a governor: its ``policies`` that keep count, and the plugins of ``manager``.
+
+    One that raises is counted in ``failures``, shown to the others as a `PluginFailure`, and skipped. Any thread may call it.
+    """
+
+    def __init__(self, policies: Sequence[Policy], manager: pluggy.PluginManager) -> None:
+        self.manager = manager
+        # Events are of no use to a policy set without stateful policies.
+        self._observing = tuple(
+            policy for policy in policies if isinstance(policy, ObservingPolicy) and getattr(policy, "stateful", True)
+        )
+        self.failures: Counter[str] = Counter()
+        self.effects: Counter[str] = Counter()
+        self._count_lock = threading.Lock()
+
+    def observe(self, event: Any) -> None:
+        """Shows ``event`` to the stateful policies and to every observer. One that raises is counted, and skipped."""
+        for policy in self._observing:
+            try:
+                policy.observe(event)
+            except Exception as error:  # noqa: BLE001 - as below
+                self._observer_failed(policy.name, error, event)
+        for impl in reversed(self.manager.hook.lgov_observe.get_hookimpls()):
+            try:
+                impl.function(event) if impl.argnames else impl.function()
+            except Exception as error:  # noqa: BLE001 - observers are isolated from the agent and from each other
+                self._observer_failed(impl.plugin_name, error, event)
+        if isinstance(event, Span) and event.rollout_id is not None:
+            for reward in collect_span_rewards(self.manager, event, self._plugin_failed):
+                self.observe(reward)
+
+    def _show_outcome(self, outcome: ToolOutcome) -> list[Reward]:
+        """Shows the outcome of a tool call, then the rewards that it earned, and returns these."""
+        rewards = collect_tool_rewards(self.manager, outcome, self._plugin_failed)
+        self.observe(outcome)
+        for reward in rewards:
+            self.observe(reward)
+        return rewards
+
+    def _settle(self, action: Action) -> None:
+        """Collects and shows the rewards of an attempt that has ended."""
+        if action.rollout_id is None:
+            return
+        scope = RolloutScope(action.rollout_id, action.attempt or 1, action.session_id)
+        for reward in collect_rollout_rewards(self.manager, scope, self._plugin_failed):
+            self.observe(reward)
+
+    def _observer_failed(self, observer: str, error: Exception, event: Any) -> None:
+        self._count(self.failures, f"lgov_observe:{observer}")
+        if not isinstance(event, PluginFailure):
+            self.observe(PluginFailure("lgov_observe", observer, f"{type(error).__name__}: {error}"))
+
+    def _plugin_failed(self, hook: str, plugin: str, error: Exception) -> None:
+        self._count(self.failures, f"{hook}:{plugin}")
+        self.observe(PluginFailure(hook, plugin, f"{type(error).__name__}: {error}"))
+
+    def _count(self, counter: Counter[str], key: str) -> None:
+        with self._count_lock:
+            counter[key] += 1
 
 
 class RolloutContext(AbstractContextManager[RolloutScope, None], AbstractAsyncContextManager[RolloutScope, None]):

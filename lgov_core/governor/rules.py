@@ -150,6 +150,10 @@ class OrderedRules:
         """The rules that may cover an action of this name at this point, in order."""
         return self._of_tool.get((point, name)) or self._others[point]
 
+    def in_force(self) -> OrderedRules:
+        """Itself: an evaluator walks its rules (`by_rules`)."""
+        return self
+
     def by_default(self, action: Action, *, covered: bool) -> list[Decision]:
         """The set's own answer to what no rule permits; none where rules of restricting kinds have answered already."""
         if action.point is Point.PRE_TOOL_CALL and self.default == "deny":
@@ -171,17 +175,6 @@ def by_rules(judge: _Judge) -> _Judge:
     """
     judge.by_rules = True  # pyright: ignore[reportFunctionMemberAccess]
     return judge
-
-
-def trusted_programs(policies: Iterable[Policy]) -> list[str]:
-    """The programs that rules of these policies let run the folder's code outside of a box: their ``runs_code``."""
-    programs: dict[str, None] = {}
-    for policy in policies:
-        if getattr(policy.judge, "by_rules", False):
-            members: OrderedRules = policy.in_force()  # pyright: ignore[reportAttributeAccessIssue]
-            programs.update(dict.fromkeys(trusted_programs(rule.policy for rule in members.rules)))
-        programs.update(dict.fromkeys(getattr(policy, "runs_code", ())))
-    return list(programs)
 
 
 def _points(rule: str, points: object) -> tuple[Point, ...]:

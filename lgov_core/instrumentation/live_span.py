@@ -29,15 +29,14 @@ from typing import TYPE_CHECKING, Any
 from lgov_core.governor import Governor
 from lgov_core.instrumentation.otel_spans import (
     attach_otel_span,
+    begin_otel_span,
     detach_otel_span,
     end_otel_span,
     exports_content,
-    tracer,
     unrecorded_span,
 )
 from lgov_core.scope import current_scope, inherited
 from lgov_core.trace import semconv
-from lgov_core.trace.otlp_spans import nanoseconds
 from lgov_core.types import Action, Decision, JSONValue, Span
 
 if TYPE_CHECKING:
@@ -53,13 +52,6 @@ if hasattr(os, "register_at_fork"):
 def new_span_id() -> str:
     """A fresh span id: 16 hex digits."""
     return f"{_RANDOM.getrandbits(64):016x}"
-
-
-def trace_of(api: Any, above: Any) -> tuple[int, Any]:
-    """The trace id and flags of a span that is not recorded: those of the span context ``above``, or new ones."""
-    if above.trace_id:
-        return above.trace_id, above.trace_flags
-    return _RANDOM.getrandbits(128) | 1, api.TraceFlags(api.TraceFlags.SAMPLED)
 
 
 _NOWHERE = object()
@@ -196,36 +188,21 @@ class LiveSpan:
         #: Without a tracer provider at the outermost span: the trace of that span and those below it, and its flags; empty
         #: where OpenTelemetry has no SDK either, so that its context is left alone.
         self._unrecorded: tuple[int, Any] | tuple[()] | None = None
+        self.span_id = new_span_id()
         self.trace_id: str | None = None
         if observer.exports_spans:
             self._unrecorded = parent._unrecorded if parent is not None else None
             if self._unrecorded is None and (api := sys.modules.get("opentelemetry.trace")) is not None:
-                self._begin_otel(api, parent)
-        if self._otel is None:
-            self.span_id = new_span_id()
+                # Under the current span the context is left as it is: the program may have opened spans of its own inside.
+                above = parent._otel if parent is not None and parent is not _CURRENT.get() else None
+                begun = begin_otel_span(
+                    api, self.title, operation, self.started_at, above, (self.span_id, _RANDOM.getrandbits(128) | 1)
+                )
+                self._otel, self._unrecorded, self.span_id, self.trace_id = begun
         self.parent_id = parent.span_id if parent is not None else None
         self.run_id: str = parent.run_id if parent is not None else self.span_id
         if attributes:
             self.set(attributes)
-
-    def _begin_otel(self, api: Any, parent: LiveSpan | None) -> None:
-        """Opens OpenTelemetry's span; without a tracer provider only notes the trace that it would be in."""
-        # Under the current span the context is left as it is: the program may have opened spans of its own inside.
-        elsewhere = parent is not None and parent is not current_span() and parent._otel is not None
-        context = api.set_span_in_context(parent._otel) if parent is not None and elsewhere else None
-        if type(api.get_tracer_provider()) is api.ProxyTracerProvider:
-            has_sdk = "opentelemetry.sdk.trace" in sys.modules
-            above = api.get_current_span(context).get_span_context()
-            self._unrecorded = trace_of(api, above) if has_sdk else ()
-            return
-        kind = api.SpanKind.CLIENT if self.operation == semconv.CHAT else api.SpanKind.INTERNAL
-        otel = tracer(api).start_span(self.title, context, kind, start_time=nanoseconds(self.started_at))
-        own = otel.get_span_context()
-        if otel.is_recording():
-            self._otel, self.span_id, self.trace_id = otel, f"{own.span_id:016x}", f"{own.trace_id:032x}"
-        else:  # its sampler may record those below it all the same, so they have to ask again
-            self.span_id = new_span_id()
-            self._otel = unrecorded_span(api, self.span_id, trace_of(api, own))
 
     def attach_otel(self) -> Any:
         """Makes it OpenTelemetry's current span; returns the token for `detach_otel_span`, or None."""
@@ -307,18 +284,3 @@ class LiveSpan:
             trace_id=self.trace_id,
         )
         self.observer.observe(span)
-
-
-class UnseenSpan(LiveSpan):
-    """Stands for the span of a call that another process, or the endpoint's record, has: it is never shown."""
-
-    __slots__ = ()
-
-    def __init__(self, observer: Governor) -> None:
-        self.observer, self.operation, self.name, self.attributes = observer, "", "", {}
-        self.scope = self.trace_id = self.parent_id = None
-        self.span_id = self.run_id = ""
-        self.ended, self._otel, self._unrecorded, self.started_at = True, None, None, 0.0
-
-    def set(self, attributes: Mapping[str, JSONValue]) -> None:
-        """Does nothing."""

@@ -11,7 +11,7 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.flow import Flow
 from lgov_core.governor import Governor
 from lgov_core.instrumentation.conversation_memory import UserText
-from lgov_core.instrumentation.live_span import LiveSpan, UnseenSpan
+from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, JSONValue, ModelCallFailed, Point, Source
 from lgov_core.wire.exchange import unclear_ids
@@ -20,6 +20,21 @@ from lgov_core.wire.turns import ModelReading
 _NOT_CONNECTED = frozenset(
     {"APIConnectionError", "ConnectError", "ConnectTimeout", "ConnectionRefusedError", "PoolTimeout"}
 )
+
+
+class _UnseenSpan(LiveSpan):
+    """Stands for the span of a call that another process, or the endpoint's record, has: it is never shown."""
+
+    __slots__ = ()
+
+    def __init__(self, observer: Governor) -> None:
+        self.observer, self.operation, self.name, self.attributes = observer, "", "", {}
+        self.scope = self.trace_id = self.parent_id = None
+        self.span_id = self.run_id = ""
+        self.ended, self._otel, self._unrecorded, self.started_at = True, None, None, 0.0
+
+    def set(self, attributes: Mapping[str, JSONValue]) -> None:
+        """Does nothing."""
 
 
 class ModelCall:
@@ -67,7 +82,7 @@ class ModelCall:
     def unseen(cls, governor: Governor, action: Action) -> ModelCall:
         """A call that has no span: the process that makes it, or the endpoint's record, has one. ``action`` names it."""
         call = cls.__new__(cls)
-        call.governor, call.span, call._action = governor, UnseenSpan(governor), action
+        call.governor, call.span, call._action = governor, _UnseenSpan(governor), action
         call._further, call._context, call._first = {}, {}, None
         return call
 

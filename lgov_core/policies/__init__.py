@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from lgov_core.governor.conditions import Condition, ConditionError, condition_of
 from lgov_core.governor.judging import combine, fold
+from lgov_core.governor.options import dry_run
 from lgov_core.governor.rules import Rule
 from lgov_core.policies.approvals.policy import ApprovalPolicy
 from lgov_core.policies.approvals.requests import ApprovalRequest, ApprovalRequests
-from lgov_core.policies.base import BoundedPolicy, dry_run
+from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.budgets.cost import CostControlPolicy, Spent
 from lgov_core.policies.budgets.counting import LoopPolicy, RateLimitPolicy
 from lgov_core.policies.content.pii import PIIPolicy

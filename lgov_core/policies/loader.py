@@ -20,9 +20,9 @@ import msgspec
 from lgov_core._util.schema import Mistake, checked
 from lgov_core.errors import PolicyError, PolicyFileError, suggest_name
 from lgov_core.governor.conditions import ConditionProblem, compiled
+from lgov_core.governor.options import in_dry_run
 from lgov_core.governor.rules import Default, Rule
 from lgov_core.places import GoverningPlaces, in_force, places_for
-from lgov_core.policies.base import in_dry_run
 from lgov_core.policies.confinement import check_confinement, document_digest, in_box, made_for_box
 from lgov_core.policies.document import Place, read_yaml
 from lgov_core.policies.options import folder_joined, options_kind

@@ -17,7 +17,8 @@ from urllib.parse import unquote
 from lgov_core._util.file_kind import FileKind
 from lgov_core._util.json_text import NotCanonical, canonical_json
 from lgov_core.errors import PolicyError
-from lgov_core.policies.base import BoundedPolicy, DataFile, in_dry_run
+from lgov_core.governor.options import DataFile, in_dry_run
+from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.budgets.ledger import SharedDatabase
 from lgov_core.policies.options import PolicyOptions, Text, takes
 from lgov_core.types import Action, Decision, Point

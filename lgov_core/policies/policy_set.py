@@ -104,10 +104,6 @@ class PolicySet(OrderedRules):
             self.rules, default=self.default, mode="shadow", name=self.name, version=self.version, digest=self.digest
         )
 
-    def in_force(self) -> OrderedRules:
-        """Itself: an evaluator walks its rules (`by_rules`)."""
-        return self
-
     @by_rules
     def judge(self, action: Action) -> Decision:
         """The combined verdict; never None, because a set always has its default.
@@ -146,3 +142,14 @@ def explain(policies: PolicySet, action: Action) -> Explanation:
     verdicts: list[RuleVerdict] = []
     decision = run_flow(judge_set(policies, action, trace=verdicts))
     return Explanation(tuple(verdicts), decision)
+
+
+def trusted_programs(policies: Iterable[Policy]) -> list[str]:
+    """The programs that rules of these policies let run the folder's code outside of a box: their ``runs_code``."""
+    programs: dict[str, None] = {}
+    for policy in policies:
+        if getattr(policy.judge, "by_rules", False):
+            members: OrderedRules = policy.in_force()  # pyright: ignore[reportAttributeAccessIssue]
+            programs.update(dict.fromkeys(trusted_programs(rule.policy for rule in members.rules)))
+        programs.update(dict.fromkeys(getattr(policy, "runs_code", ())))
+    return list(programs)

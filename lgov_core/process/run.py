@@ -22,7 +22,7 @@ from typing import Literal, NoReturn
 
 from lgov_core.errors import InstrumentationError, LgovError, PolicyDenied
 from lgov_core.governance import Governance
-from lgov_core.governor.rules import trusted_programs
+from lgov_core.policies.policy_set import trusted_programs
 from lgov_core.process.children import (
     VARIABLE,
     hand_on,

@@ -12,14 +12,9 @@ from lgov_core.types.actions import (
     Effect,
     JSONValue,
     Kind,
-    ModelCallFailed,
-    Outcome,
     Point,
-    Reward,
     Severity,
     Source,
-    ToolOutcome,
-    ToolStatus,
     new_id,
 )
 from lgov_core.types.extensions import Adapter, Conflict, Gap, ObservingPolicy, Policy, PolicyFactory, Surface
@@ -30,11 +25,16 @@ from lgov_core.types.records import (
     Attempt,
     CapturedCall,
     CreditRules,
+    ModelCallFailed,
+    Outcome,
     PolicyViolation,
     PolicyViolationType,
+    Reward,
     Rollout,
     Span,
     SpanEvent,
+    ToolOutcome,
+    ToolStatus,
     Transition,
 )
 

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from lgov_core import Action, Decision, Effect, Governor, Point, PolicySet, ToolOutcome
 from lgov_core.audit import AuditLog, SigningKey, make_key, verify
-from lgov_core.audit.record_file import AUDIT_RECORD
+from lgov_core.audit.reading import AUDIT_RECORD
 from lgov_core.audit.signing import heads_path
 from lgov_core.cli import cli
 from lgov_core.errors import AuditError

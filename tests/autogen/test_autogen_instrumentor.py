@@ -13,8 +13,7 @@ from autogen_core import CancellationToken
 from autogen_core.tools import BaseTool, FunctionTool, StaticWorkbench, Workbench
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
-from lgov_autogen import instrument, runs
-from lgov_autogen import tools as tool_calls
+from lgov_autogen import instrument, patching
 from lgov_autogen.components import ModelCalls
 from lgov_autogen.instrumentor import lgov_framework
 from lgov_core.errors import InstrumentationError
@@ -70,7 +69,7 @@ async def test_classes_that_are_defined_later_are_governed() -> None:
 
             async def call_tool(self, name: str, *args: Any, **kwargs: Any) -> Any:
                 ran.append("still later")
-                return tool_calls.error_result(name, "ran")
+                return patching.error_result(name, "ran")
 
             async def list_tools(self) -> Any:
                 return []
@@ -99,7 +98,7 @@ async def test_classes_that_are_defined_later_are_governed() -> None:
 def test_a_way_around_is_found_by_the_self_test(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a future AutoGen no longer went through what is patched: the process must not run agents."""
     for name in {broken, "run_json", "run_json_stream"} if "call_tool" in broken else {broken}:
-        monkeypatch.setattr(tool_calls, name, lambda _, own, *args, **kwargs: own(*args, **kwargs))
+        monkeypatch.setattr(patching, name, lambda _, own, *args, **kwargs: own(*args, **kwargs))
     before = BaseTool.run_json
     with playing("explicit", DENY) as (parts, _seen, _server):
         with pytest.raises(InstrumentationError, match="denied probes got through"):
@@ -128,8 +127,8 @@ def test_instrumentation_inside_a_running_loop_works() -> None:
 async def test_wrappers_left_behind_pass_everything_through() -> None:
     """A program may have wrapped our wrapper: then it cannot be taken away, and must do nothing."""
     own = functools.partial(BaseTool.run_json, tool())
-    assert await tool_calls.run_json(tool(), own, {"word": "x"}, CancellationToken()) == "acted on x"
-    assert [event async for event in runs.on_messages_stream(None, _three)] == [1, 2, 3]
+    assert await patching.run_json(tool(), own, {"word": "x"}, CancellationToken()) == "acted on x"
+    assert [event async for event in patching.on_messages_stream(None, _three)] == [1, 2, 3]
 
 
 async def _three() -> Any:

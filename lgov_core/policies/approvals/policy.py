@@ -18,9 +18,10 @@ from msgspec import Meta
 from lgov_core._util.json_text import NotCanonical, canonical_json, fingerprint
 from lgov_core.errors import PolicyError
 from lgov_core.governor.judging import caller_gone
+from lgov_core.governor.options import in_dry_run
 from lgov_core.governor.patterns import matches_any
 from lgov_core.policies.approvals.requests import ApprovalRequest, ApprovalRequests, Notice, answer_command
-from lgov_core.policies.base import BoundedPolicy, in_dry_run
+from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.budgets.counting import NOT_MADE, Judgements, Per, count_key, decided, now_of
 from lgov_core.policies.options import PolicyOptions, Positive, Text, Texts, takes
 from lgov_core.types import Action, Decision, Effect, Point, Severity, ToolOutcome, new_id

@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from lgov_core.errors import PolicyError
-from lgov_core.policies.base import BoundedPolicy, in_dry_run
+from lgov_core.governor.options import in_dry_run
+from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.budgets.counting import (
     COMMON,
     NOT_MADE,

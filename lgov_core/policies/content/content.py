@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Final, Literal
 
 from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import PolicyError
+from lgov_core.governor.options import DataFile
 from lgov_core.governor.patterns import surely_matches
-from lgov_core.policies.base import BoundedPolicy, DataFile
+from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.content.text_views import readings, written_number
 from lgov_core.policies.options import Count, PolicyOptions, Texts, takes
 from lgov_core.types import Action, Decision, Point, Severity

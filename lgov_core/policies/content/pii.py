@@ -9,8 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from lgov_core.governor.options import names
-from lgov_core.policies.base import DataFile
+from lgov_core.governor.options import DataFile, names
 from lgov_core.policies.content import pii as check_digits
 from lgov_core.policies.content.content import CONTEXT, Check, ContentPolicy, left_of
 

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from lgov_core.governor.options import names
-from lgov_core.policies.base import DataFile
+from lgov_core.governor.options import DataFile, names
 from lgov_core.policies.content.content import Check, ContentPolicy, left_of
 from lgov_core.policies.content.pii import base58_checked
 from lgov_core.types import Severity

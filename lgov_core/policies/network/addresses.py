@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 from urllib.parse import unquote, urlsplit
 
-from lgov_core.policies.base import DataFile
+from lgov_core.governor.options import DataFile
 from lgov_core.policies.content.pii import iban_at_start
 from lgov_core.policies.content.text_views import INVISIBLE
 

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Final, Literal
 
 from lgov_core.errors import PolicyError, suggest_name
-from lgov_core.policies.base import DataFile
+from lgov_core.governor.options import DataFile
 from lgov_core.types import Severity
 
 #: Statements that only read, and those that guarded mode lets through after a closer look.
