@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from autogen_core import FunctionCall
@@ -19,6 +20,7 @@ from autogen_core.models import (
 )
 
 from lgov_core.instrumentation.conversation_memory import MessageDecisionCache
+from lgov_core.wire.exchange import clear_ids
 from lgov_core.wire.turns import ModelReading, read_arguments
 
 FRAMEWORK = "autogen"
@@ -39,6 +41,15 @@ def judged_arguments(call: FunctionCall) -> dict[str, Any]:
     """As `call_arguments`; anything but a JSON object is the argument `RAW_ARGUMENTS`."""
     arguments = call_arguments(call)
     return {RAW_ARGUMENTS: call.arguments} if arguments is None else arguments
+
+
+def with_call_ids(reply: CreateResult) -> CreateResult:
+    """The reply with an id of its own for each call: see `lgov_core.wire.exchange.CallIds`."""
+    calls = [] if isinstance(reply.content, str) else reply.content
+    written = [call.id for call in calls]
+    if (ids := clear_ids(written)) == written:
+        return reply
+    return reply.model_copy(update={"content": [replace(call, id=at) for call, at in zip(calls, ids, strict=True)]})
 
 
 def text_of(content: Any) -> str:

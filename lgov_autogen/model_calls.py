@@ -289,6 +289,7 @@ class AutoGenCall(ModelPort[CreateResult, None]):
         try:
             if self._received is None:
                 raise RuntimeError("the model client's stream ended without a result")
+            self._received = wording.with_call_ids(self._received)
             reading = wording.reading_of(self._received, exchange.response_id, exchange.model)
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing can judge the reply
             call.unreadable(error)

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard, TypeVar
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage, convert_to_messages
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    HumanMessage,
+    ToolMessage,
+    convert_to_messages,
+)
 from pydantic import BaseModel
 
 from lgov_core.instrumentation.model_call import reply_limit as first_limit
 from lgov_core.instrumentation.tool_call import GovernedResult, ToolReading
 from lgov_core.types import Decision, Kind
+from lgov_core.wire.exchange import CallIds, clear_ids
 from lgov_core.wire.turns import ModelReading
 from lgov_langchain._internals import HANDOFF_DESTINATION
 
@@ -107,6 +116,59 @@ def model_reading(reply: AIMessage) -> ModelReading:
         response_model=details.get("model_name"),
         finish_reason=details.get("finish_reason"),
     )
+
+
+#: The field with the id of a call in a block of a message's content, by the type of the block.
+_ID_IN_BLOCK = {"tool_use": "id", "tool_call": "id", "function_call": "call_id", "custom_tool_call": "call_id"}
+
+
+def with_call_ids(message: AIMessage) -> AIMessage:
+    """The reply with an id of its own for each call: see `lgov_core.wire.exchange.CallIds`."""
+    written = [call["id"] for call in message.tool_calls]
+    ids = clear_ids(written)
+    if ids == written:
+        return message
+    update: dict[str, Any] = {"tool_calls": _with_ids(message.tool_calls, ids)}
+    if isinstance(message.content, list):
+        blocks = [block for block in message.content if isinstance(block, dict) and block.get("type") in _ID_IN_BLOCK]
+        if len(blocks) == len(ids):
+            named = iter(_with_ids(blocks, ids))
+            update["content"] = [next(named) if block in blocks else block for block in message.content]
+    raw = message.additional_kwargs.get("tool_calls")
+    if isinstance(raw, list) and len(raw) == len(ids):
+        update["additional_kwargs"] = {**message.additional_kwargs, "tool_calls": _with_ids(raw, ids)}
+    return message.model_copy(update=update)
+
+
+def with_result_ids(results: Sequence[BaseMessage], before: AIMessage, after: AIMessage) -> list[BaseMessage]:
+    """``results`` with ``after`` in the place of the reply ``before``, and the ids of its calls in results of these."""
+    ids = {old["id"]: new["id"] for old, new in zip(before.tool_calls, after.tool_calls, strict=True)}
+    written = list[BaseMessage]()
+    for message in results:
+        if isinstance(message, ToolMessage) and (new := ids.get(message.tool_call_id)) is not None:
+            message = message.model_copy(update={"tool_call_id": new})
+        written.append(after if message is before else message)
+    return written
+
+
+def _with_ids(calls: Sequence[Any], ids: Sequence[str]) -> list[Any]:
+    return [{**call, _ID_IN_BLOCK.get(call.get("type"), "id"): own} for call, own in zip(calls, ids, strict=True)]
+
+
+def chunk_with_call_ids(chunk: Any, ids: CallIds) -> Any:
+    """A chunk of a streamed reply with the ids of its calls, as `with_call_ids`.
+
+    LangChain takes each piece without an index for a call of its own.
+    """
+    written = chunk.tool_call_chunks if isinstance(chunk, AIMessageChunk) else ()
+    pieces: list[Any] = []
+    for piece in written:
+        at = object() if piece.get("index") is None else piece["index"]
+        pieces.append(ids.put(at, piece) if piece.get("id") or at not in ids else piece)
+    if all(map(operator.is_, pieces, written)):
+        return chunk
+    fields: dict[str, Any] = {**vars(chunk), "tool_call_chunks": pieces, "tool_calls": [], "invalid_tool_calls": []}
+    return type(chunk)(**fields)
 
 
 def model_name(model: Any) -> str:

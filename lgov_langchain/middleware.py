@@ -14,7 +14,7 @@ from langgraph.types import Command
 
 from lgov_core.instrumentation import Flow, arun_flow, readable_json, run_flow
 from lgov_core.instrumentation.endpoint_headers import demand_endpoint
-from lgov_langchain.messages import first_reply
+from lgov_langchain.messages import first_reply, with_result_ids
 from lgov_langchain.model_calls import ModelPrompt, ModelReply, Result, attributed, govern_model_call
 from lgov_langchain.process_handler import SentCall, agent_above, process_handler, send_changed
 from lgov_langchain.tools import GovernedToolCalls
@@ -151,7 +151,8 @@ def _response(result: Result, response: ModelResponse[Any] | None) -> Any:
         before = first_reply(response.result)
         # An answer that was parsed out of this text (no call carries it) must not survive beside the new text.
         structured = response.structured_response if message.tool_calls else None
-        new = ModelResponse([message if each is before else each for each in response.result], structured)
+        assert before is not None, "the text of a reply was changed"
+        new = ModelResponse(with_result_ids(response.result, before, message), structured)
     else:
         new = response
     if result.rewritten and response is not None:  # the conversation must not bring the replaced text back later

@@ -38,6 +38,7 @@ from lgov_core.instrumentation.model_flow import CallRefused, Choice, ModelPort,
 from lgov_core.instrumentation.streams import Emit, StreamFlow, arun_stream, reading_error, run_stream
 from lgov_core.scope import current_scope
 from lgov_core.types import Action, Decision, Point, ToolOutcome
+from lgov_core.wire.exchange import CallIds
 from lgov_langchain import messages
 from lgov_langchain._internals import combine_llm_outputs, keep_reply_ids
 from lgov_langchain.instrumentor import INSTRUMENTOR
@@ -189,8 +190,9 @@ class _LangChainCall(ModelPort[AIMessage, Result]):
             raise CallRefused(sent.denial[1])
         if (provider := message.response_metadata.get("model_provider")) is not None:
             call.span.set({semconv.PROVIDER: provider})
-        self._first, self._final = message, reply.final
-        return [ReplyPart(messages.model_reading(each), [each]) for each in (message, *reply.others)]
+        clear = [messages.with_call_ids(each) for each in (message, *reply.others)]
+        self._first, self._final, self._changed = clear[0], reply.final, "no" if clear[0] is message else "text"
+        return [ReplyPart(messages.model_reading(each), [each]) for each in clear]
 
     def with_text(self, choice: AIMessage, text: str) -> AIMessage:
         """See `CallPort.with_text`."""
@@ -372,11 +374,12 @@ def _stream_flow(
     chunks, withheld = list[Any](), list[Any]()
 
     def send(sent: SentCall) -> Generator[Any, Any, ModelReply]:
-        opened = open_stream(sent.messages)
+        opened, ids = open_stream(sent.messages), CallIds()
         asynchronous = hasattr(opened, "__anext__")
         next_chunk: Any = anext if asynchronous else next
         try:
             while (chunk := (yield from sent.send(partial(next_chunk, opened, _END)))) is not _END:
+                chunk = messages.chunk_with_call_ids(chunk, ids)
                 chunks.append(chunk)
                 if withheld or _is_withheld(governor, chunk):
                     withheld.append(chunk)

@@ -103,7 +103,7 @@ def read_reply(response: Any, protocol: MessageProtocol, *, partial: bool = Fals
         return _read(response, protocol, json.loads(response.content))
     text, _ = utf_8_decode(response.content, "strict", not partial)
     events = read_events(text, partial=partial)
-    if (content := protocol.from_stream(events)) is not None:
+    if (content := protocol.from_stream(events, ended=not partial or "data: [DONE]" in text[-80:])) is not None:
         return _read(response, protocol, content, events)
     failed = [event for event in events if "error" in event or event.get("type") in ("error", "response.failed")]
     if not failed:
@@ -114,7 +114,10 @@ def read_reply(response: Any, protocol: MessageProtocol, *, partial: bool = Fals
 
 
 def _read(response: Any, protocol: MessageProtocol, content: JSON, events: Sequence[JSON] = ()) -> Reply:
-    turns = protocol.turns(content)
+    clear = protocol.with_call_ids(content)
+    if clear is not content and not events:  # a stream with calls is always written anew
+        response = _response_with(json.dumps(clear), response)
+    content, turns = clear, protocol.turns(clear)
     return Reply(response, content, events, turns=turns, reading=protocol.reading(content, turns))
 
 

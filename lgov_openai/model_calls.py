@@ -319,6 +319,14 @@ class OpenAICall(ModelPort[ProgramTurn, Any]):
         self._is_changed = self._asks_again = True
         return True
 
+    def repeat(self) -> bool:
+        """See `ModelPort.repeat`: only where the program has nothing of the reply."""
+        if self._reply is None or self._reply.content is None or self._passed:
+            return False
+        self._spent.append(self._reply.content)
+        self._is_changed = self._asks_again = True
+        return True
+
     # ------------------------------------------------------------------ the response
 
     def deliver_flow(self, choices: Sequence[Choice[ProgramTurn]] | None) -> Flow[Any]:

@@ -29,6 +29,7 @@ from openai.types.responses import (
 
 from lgov_core.instrumentation import json_object, readable_json
 from lgov_core.types import new_id
+from lgov_core.wire.exchange import clear_ids
 from lgov_core.wire.turns import ModelReading, rewritten_arguments
 
 FRAMEWORK = "openai-agents"
@@ -218,7 +219,7 @@ def arguments_of(raw: Any) -> dict[str, Any]:
     """A call's arguments text as a mapping; a text that is not a JSON object is the argument `SINGLE`."""
     if isinstance(raw, Mapping):
         return dict(raw)
-    if not raw:
+    if not raw or raw == "null":
         return {}
     parsed = json_object(raw)
     return {SINGLE: raw} if parsed is None else parsed
@@ -254,6 +255,18 @@ def reading_of(response: ModelResponse, model: str) -> ModelReading:
         model,
         "tool_calls" if calls else "stop",
     )
+
+
+def with_call_ids(response: ModelResponse) -> ModelResponse:
+    """The reply with an id of its own for each call that the program answers: see `lgov_core.wire.exchange.CallIds`."""
+    output: list[Any] = list(response.output)
+    calls = [number for number, item in enumerate(output) if hasattr(item, "call_id")]
+    written = [output[number].call_id for number in calls]
+    if (ids := clear_ids(written)) == written:
+        return response
+    for number, call_id in zip(calls, ids, strict=True):
+        output[number] = output[number].model_copy(update={"call_id": call_id})
+    return replace(response, output=output)
 
 
 def reply_text(response: ModelResponse) -> str:

@@ -157,11 +157,12 @@ class AgentsCall(ModelPort[ModelResponse, None]):
         if self._request.conversation is not None:
             self._memory.conversations.paid(self._kept_in)
         try:
-            reading = items.reading_of(self._received, model_name(self._model))
+            response = items.with_call_ids(self._received)
+            reading = items.reading_of(response, model_name(self._model))
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing can judge the reply
             call.unreadable(error)
             return None
-        return [ReplyPart(reading, [self._received])]
+        return [ReplyPart(reading, [response])]
 
     def _passes(self, event: Any, events: list[Any]) -> bool:
         if isinstance(event, ModelResponse):

@@ -11,14 +11,14 @@ from typing import Any, Final
 
 import aiohttp
 
-from lgov_core._util.json_text import json_object, wire_bytes
+from lgov_core._util.json_text import json_object, wire_bytes, wire_text
 from lgov_core.errors import EndpointError, UpstreamError
 from lgov_core.gateway.access import caller
 from lgov_core.gateway.limits import Reading
 from lgov_core.gateway.protocol import ANY_MODEL, ReceivedBody, UpstreamRejection
 from lgov_core.gateway.upstream_pool import FAILURES, Replica, UpstreamPool
 from lgov_core.wire.apis import BY_ROUTE
-from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece
+from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece, frame, read_event
 
 _UNKNOWN_FIELD = re.compile(
     r"unknown|unrecogni[sz]ed|unexpected|unsupported|not supported|extra (inputs?|fields?)", re.I
@@ -136,7 +136,7 @@ class UpstreamEngine:
     async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamPiece, None]:
         """The upstream's events exactly as they came, then what they amount to."""
         api = BY_ROUTE[request.route]
-        assembler = api.assembler(request.n)
+        assembler, whole = api.assembler(request.n), False
         async with self._response(request, api.path, self._stream_timeout) as (replica, response):
             if response.content_type != "text/event-stream":
                 raise UpstreamError(f"the upstream {replica.url} does not stream: it sent {response.content_type}")
@@ -147,13 +147,15 @@ class UpstreamEngine:
                         yield StreamPiece(raw=raw)
                     continue
                 if data.strip() == "[DONE]":
-                    if assembler.finished:  # else it broke off, and a client that reads [DONE] would take it for whole
-                        yield StreamPiece(raw=raw)
+                    if whole := assembler.ends_whole():  # else a client that reads [DONE] would take it for whole
+                        yield StreamPiece(raw=raw, ends=not assembler.finished)
                     break
-                before = assembler.finished
-                event = assembler.add(data)
+                before, received = assembler.finished, read_event(data)
+                event = assembler.add(data, received)
+                if event is not received:  # a call had no clear id or place
+                    data, raw = wire_text(event), frame(event, event["type"] if api.error_event else None)
                 yield StreamPiece(data, raw=raw, ends=assembler.finished and not before, event=event)
-            if not assembler.finished:
+            if not (whole or assembler.finished):
                 raise UpstreamError(f"the upstream {replica.url} broke off in mid-stream")
             completion = _versioned(api.read_reply(assembler.body()), replica)
             if assembler.unreadable is not None:

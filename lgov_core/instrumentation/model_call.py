@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from lgov_core._util.json_text import readable_json
 from lgov_core.errors import PolicyDenied
@@ -16,6 +16,9 @@ from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, JSONValue, ModelCallFailed, Point, Source
 from lgov_core.wire.exchange import unclear_ids
 from lgov_core.wire.turns import ModelReading
+
+#: The rule by which a reply is refused that cannot be read for certain.
+UNREADABLE_REPLY: Final = "unreadable-reply"
 
 _NOT_CONNECTED = frozenset(
     {"APIConnectionError", "ConnectError", "ConnectTimeout", "ConnectionRefusedError", "PoolTimeout"}
@@ -211,7 +214,7 @@ class ModelCall:
     def refuse_reply(self, reading: ModelReading, problem: str) -> Decision:
         """The recorded denial of a reply that cannot be read for certain."""
         reason = f"the model's reply cannot be read for certain: {problem}; ask the model again"
-        return self.governor.refuse(self.reply(reading), "unreadable-reply", reason)
+        return self.governor.refuse(self.reply(reading), UNREADABLE_REPLY, reason)
 
     def reply(self, reading: ModelReading) -> Action:
         """The reply, as policies see it. Of several only the first ends the call's operation, so that it counts once."""

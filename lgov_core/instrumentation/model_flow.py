@@ -10,7 +10,8 @@ says nothing about policy. `lgov_core.instrumentation.tool_call.tool_flow` is th
 4. `ModelPort.send_flow` sends the request inside the span, and gives the reply in parts.
 5. Each part is judged before the program gets it: its text and calls, then the acts that only the reply can be stopped at
    (`CallPort.judge_acts_flow`), then the text of a final answer.
-6. Where acts were denied, the model reads why and is asked again, at most `MAX_ROUNDS` times (`ModelPort.ask_again`).
+6. Where acts were denied, the model reads why and is asked again, at most `MAX_ROUNDS` times (`ModelPort.ask_again`). A
+   reply that cannot be read for certain is asked for again, as often (`ModelPort.repeat`).
 7. `CallPort.deliver_flow` makes what the program gets.
 
 Where others send the request (the endpoint's routes do), a `CallPort` is enough: 1 to 3 are `judge_request_flow`, 5 and 7
@@ -30,7 +31,7 @@ from typing import Any, Final, Generic, TypeVar
 from lgov_core.errors import PolicyDenied
 from lgov_core.flow import Flow
 from lgov_core.governor import Governor
-from lgov_core.instrumentation.model_call import ModelCall
+from lgov_core.instrumentation.model_call import UNREADABLE_REPLY, ModelCall
 from lgov_core.types import Action, Decision
 from lgov_core.wire.turns import ModelReading
 
@@ -50,13 +51,15 @@ class Choice(Generic[C]):
     """One choice of a reply as the program may get it; ``reply`` is the framework's own object.
 
     ``denials`` are the decisions that denied acts in it. ``final``: nothing more is judged, it is a denial or an answer that
-    was judged. ``received`` is the choice as the model wrote it, None where no model was asked.
+    was judged. ``received`` is the choice as the model wrote it, None where no model was asked. ``unreadable``: the denial
+    says that the reply cannot be read for certain.
     """
 
     reply: C
     received: C | None = None
     denials: Sequence[Decision] = ()
     final: bool = False
+    unreadable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +173,10 @@ class ModelPort(CallPort[C, R]):
         """Makes the request that tells the model what was denied. False where it cannot be told."""
         return False
 
+    def repeat(self) -> bool:
+        """Makes the same request again, whose reply could not be read for certain. False where it cannot be sent again."""
+        return False
+
 
 def model_flow(port: ModelPort[C, R]) -> Flow[R]:
     """Governs one model call of a program: see the module. Raises `PolicyDenied`, and what the framework raises."""
@@ -201,8 +208,7 @@ def _settle_flow(port: CallPort[C, R], call: ModelCall, answer: _Answer[C]) -> F
                 choices = [Choice(port.denied(None, answer, answer.denial_message()), final=True)]
             else:
                 choices = yield from _judge_flow(port, call, answer)
-                denied = any(choice.denials for choice in choices)
-                if isinstance(port, ModelPort) and denied and rounds < MAX_ROUNDS and port.ask_again(choices):
+                if isinstance(port, ModelPort) and rounds < MAX_ROUNDS and _asks_again(port, choices):
                     rounds += 1
                     call = port.begin()
                     answer = yield from _ask_flow(port, call, first=False)
@@ -213,6 +219,12 @@ def _settle_flow(port: CallPort[C, R], call: ModelCall, answer: _Answer[C]) -> F
             call.ended(error)
             raise
         return (yield from port.deliver_flow(choices))
+
+
+def _asks_again(port: ModelPort[C, R], choices: Sequence[Choice[C]]) -> bool:
+    if any(choice.unreadable for choice in choices):
+        return port.repeat()
+    return any(choice.denials for choice in choices) and port.ask_again(choices)
 
 
 def judge_request_flow(port: CallPort[C, R], call: ModelCall, *, first: bool = True) -> Flow[Decision | None]:
@@ -265,7 +277,9 @@ def _judge_part_flow(port: CallPort[C, R], call: ModelCall, reply_part: ReplyPar
             decision = call.governor.refuse(call.reply(reply_part.reading), "unclear-transform", reason)
     if changed is None or decision.blocks:
         port.deny_fields()
-        return [Choice(_denied(port, each, decision), each, final=True) for each in reply_part.choices]
+        unreadable = decision.rule == UNREADABLE_REPLY
+        denied = [(_denied(port, each, decision), each) for each in reply_part.choices]
+        return [Choice(denial, each, final=True, unreadable=unreadable) for denial, each in denied]
     return [Choice(new, old) for new, old in zip(changed, reply_part.choices, strict=True)]
 
 

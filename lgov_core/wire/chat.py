@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 
 from lgov_core._util.json_text import wire_text
 from lgov_core.errors import EndpointError, LgovError, UpstreamError
+from lgov_core.wire.chat_turns import with_call_ids
 from lgov_core.wire.exchange import (
     Changes,
     ChatRequest,
@@ -23,7 +24,6 @@ from lgov_core.wire.exchange import (
     Place,
     StreamPiece,
     ToolCall,
-    unclear_ids,
 )
 from lgov_core.wire.fields import flag, model_name, number, shown
 
@@ -257,7 +257,7 @@ _NO_USAGE: Final[Mapping[str, Any]] = {}
 
 
 def read_completion(body: Mapping[str, Any]) -> Completion:
-    """A body of chat completions or of legacy completions as a `Completion` whose ``raw`` is the body.
+    """A body of chat completions or of legacy completions as a `Completion` whose ``raw`` is the body, with clear ids of calls.
 
     Choices come in the order of their index. Token ids that do not add up to the usage are not the reply's and become
     None, for all of its choices. Raises `UpstreamError` if the body is not a completion.
@@ -266,7 +266,11 @@ def read_completion(body: Mapping[str, Any]) -> Completion:
     choices: list[Any] = cast("list[Any]", listed) if isinstance(listed, list) else []
     if not isinstance(response_id, str) or not response_id or not choices or not all(map(_is_choice, choices)):
         raise UpstreamError("the upstream's reply is not a completion: it has no id, no choice or no message")
-    choices = sorted(choices, key=lambda choice: choice["index"] if isinstance(choice.get("index"), int) else 0)
+    try:
+        body = with_call_ids(cast("dict[str, Any]", body))
+    except (AttributeError, TypeError) as error:
+        raise UpstreamError("the upstream's reply has tool calls that are no calls") from error
+    choices = sorted(body["choices"], key=lambda choice: choice["index"] if isinstance(choice.get("index"), int) else 0)
     usage: Any = body.get("usage") if isinstance(body.get("usage"), dict) else {}
     generated = usage.get("completion_tokens")
     ids = [_ids(choice.get("token_ids")) for choice in choices]
@@ -303,9 +307,7 @@ def _read_choice(
     lgov: Any = body.get("lgov")
     version = lgov.get("weights_version") if isinstance(lgov, dict) else None
     listed: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
-    unreadable = unclear_ids([{"id": call.get("id")} for call in listed])
-    if any(call.get("custom") or call.get("type") not in (None, "function") for call in listed):
-        unreadable = "a tool call is of two kinds"
+    two_kinds = any(call.get("custom") or call.get("type") not in (None, "function") for call in listed)
     matched = choice.get("stop_reason")
     return Completion(
         response_id=response_id,
@@ -323,7 +325,7 @@ def _read_choice(
         raw=raw,
         matched_stop=matched if isinstance(matched, str) else None,
         more=more,
-        unreadable=unreadable,
+        unreadable="a tool call is of two kinds" if two_kinds else None,
     )
 
 
@@ -370,8 +372,8 @@ def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
 
 
 def _json_text(arguments: Any) -> str:
-    """The arguments of a call as text, also of a server that gives them as an object."""
-    return arguments if isinstance(arguments, str) else wire_text(arguments)
+    """The arguments of a call as text, also of a server that gives them as an object, or as null where there are none."""
+    return arguments if isinstance(arguments, str) else wire_text({} if arguments is None else arguments)
 
 
 def _piece(chunk: dict[str, Any]) -> StreamPiece:

@@ -6,13 +6,14 @@ Chunks (of legacy completions too) are put together into a body, and written fro
 from __future__ import annotations
 
 import json
+import operator
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from lgov_core._util.json_text import wire_text
 from lgov_core.types import new_id
-from lgov_core.wire.exchange import Assembler
+from lgov_core.wire.exchange import Assembler, CallIds
 from lgov_core.wire.turns import (
     JSON,
     ModelReading,
@@ -37,19 +38,31 @@ class ChatAssembler(Assembler):
         self._legacy = legacy
         self._body: dict[str, Any] = {}
         self._choices: dict[int, dict[str, Any]] = {}
-        self._calls: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        self._calls: dict[tuple[int, int], dict[str, Any]] = {}
+        #: The number of the call that pieces with an index belong to, by choice and index; and the calls' ids.
+        self._numbers: dict[tuple[int, int | None], int] = {}
+        self._ids = CallIds()
 
-    def _take(self, event: Mapping[str, Any]) -> None:
+    def _take(self, event: Mapping[str, Any]) -> Mapping[str, Any]:
         for key, value in event.items():
             if key not in ("choices", "object") and value is not None:
                 _keep(self._body, key, value)
-        for choice in event.get("choices") or ():
-            self._add_choice(choice)
+        written = event.get("choices") or ()
+        choices = [self._add_choice(choice) for choice in written]
         ended = [choice["finish_reason"] is not None for choice in self._choices.values()]
         self.finished = len(ended) >= self._n and all(ended)
+        return event if all(map(operator.is_, choices, written)) else {**event, "choices": choices}
 
-    def _add_choice(self, added: Mapping[str, Any]) -> None:
-        index = added.get("index", 0)
+    def ends_whole(self) -> bool:
+        """Returns whether the reply is whole if its stream ends here: its text is, and a call with all of its arguments."""
+        legacy = [choice["message"].get("function_call") for choice in self._choices.values() if "message" in choice]
+        written = [*(call.get("function") or {} for call in self._calls.values()), *filter(None, legacy)]
+        calls_end = all(read_arguments(call.get("arguments") or "?") is not None for call in written)
+        says_ends = any(choice["finish_reason"] is not None for choice in self._choices.values())
+        return self.finished or (len(self._choices) >= self._n and calls_end and not says_ends)
+
+    def _add_choice(self, added: Mapping[str, Any]) -> Mapping[str, Any]:
+        index = added.get("index") or 0
         if not 0 <= index < 4096:
             raise ValueError("no index of a choice")
         while len(self._choices) <= index:
@@ -65,24 +78,45 @@ class ChatAssembler(Assembler):
             elif key not in _OF_A_CHUNK and value not in (None, "", []):
                 _keep(choice, key, value)
         choice["finish_reason"] = added.get("finish_reason") or choice["finish_reason"]
-        for key, value in (added.get("delta") or {}).items():
-            if key == "tool_calls":
-                for piece in value or ():
-                    self._add_call(index, piece)
-            elif key != "role":
+        delta: Mapping[str, Any] = added.get("delta") or {}
+        for key, value in delta.items():
+            if key not in ("role", "tool_calls"):
                 _grow(choice["message"], key, value)
+        written = delta.get("tool_calls") or ()
+        pieces = [self._add_call(index, piece) for piece in written]
+        same = all(map(operator.is_, pieces, written))
+        return added if same else {**added, "delta": {**delta, "tool_calls": pieces}}
 
-    def _add_call(self, choice: int, piece: Mapping[str, Any]) -> None:
-        same = self._calls.setdefault((choice, piece.get("index") or 0), [])
-        if not same or begins_another(piece, same[-1]["id"]):
+    def _number_of(self, choice: int, piece: Mapping[str, Any]) -> int:
+        """The number of the call that a piece belongs to: its index, which some servers leave out or use again."""
+        index, numbers = piece.get("index"), [number for of, number in self._calls if of == choice]
+        if not isinstance(index, int | None):
+            raise TypeError("no index of a call")
+        named = bool((piece.get("function") or piece.get("custom") or {}).get("name"))
+        number = self._numbers.get((choice, index))
+        if index is None and not named and numbers:
+            return numbers[-1]
+        if number is None or index is None or begins_another(piece, self._ids.first((choice, number))):
+            number = index if index is not None and index not in numbers else max(numbers, default=-1) + 1
+            self._numbers[choice, index] = number
+        return number
+
+    def _add_call(self, choice: int, piece: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Adds a piece of a call; returns it as clients should read it, with a clear number and id."""
+        at = choice, self._number_of(choice, piece)
+        if at not in self._calls:
             kind = "custom" if piece.get("function") is None and "custom" in (piece.get("type"), *piece) else "function"
-            same.append({"id": "", "type": piece.get("type") or kind, kind: {"name": "", _TEXTS[kind]: ""}})
-        call = same[-1]
-        if len(same) > 1 or (call["id"] and piece.get("id") not in (None, "", call["id"])):
+            self._calls[at] = {"id": "", "type": piece.get("type") or kind, kind: {"name": "", _TEXTS[kind]: ""}}
+        call = self._calls[at]
+        if piece.get("id") or at not in self._ids:
+            piece = self._ids.put(at, piece)
+        if piece.get("index") != at[1]:
+            piece = {**piece, "index": at[1]}
+        if call["id"] and piece.get("id") not in (None, "", call["id"]):
             self.unreadable = "two tool calls are streamed at one place"
         if (piece.get("type") or call["type"]) != call["type"]:
             self.unreadable = "a tool call is of two kinds"
-        call["id"] = call["id"] or piece.get("id") or ""
+        call["id"] = call["id"] or piece["id"]
         for key, value in piece.items():
             if key in _TEXTS and value is not None:
                 written = call.setdefault(key, {"name": "", _TEXTS[key]: ""})
@@ -94,11 +128,12 @@ class ChatAssembler(Assembler):
                         _grow(written, name, more)
             elif key not in ("id", "index", "type"):
                 _grow(call, key, value)
+        return piece
 
     def body(self, *, finish_reason: str | None = None) -> dict[str, Any]:
         """The whole body so far; ``finish_reason`` replaces the stream's own."""
         for index, choice in self._choices.items():
-            calls = [call for (of, _), same in sorted(self._calls.items()) if of == index for call in same]
+            calls = [call for (of, _), call in sorted(self._calls.items(), key=operator.itemgetter(0)) if of == index]
             if calls:
                 choice["message"]["tool_calls"] = calls
             if finish_reason is not None:
@@ -196,7 +231,7 @@ def is_text(event: JSON) -> bool:
     """Returns whether a chunk holds only text of the one choice: no call, and not its end."""
     choices = event.get("choices")
     return isinstance(choices, list) and all(
-        choice.get("index") == 0
+        not choice.get("index")
         and choice.get("finish_reason") is None
         and all(not value or isinstance(value, str) for value in (choice.get("delta") or {}).values())
         for choice in choices
@@ -207,7 +242,7 @@ def passed_texts(events: Sequence[JSON]) -> dict[str, str]:
     """The texts in chunks that hold only text, by their key in the message."""
     texts: dict[str, str] = {}
     for event in events:
-        for choice in event["choices"]:
+        for choice in event.get("choices") or ():
             for key, value in (choice.get("delta") or {}).items():
                 if value and key != "role":
                     texts[key] = texts.get(key, "") + value
@@ -239,6 +274,18 @@ _ENVELOPE = frozenset({"choices", "created", "id", "model", "object", "service_t
 _CHOICE = frozenset({"finish_reason", "index", "logprobs", "message", "token_ids"})
 _TURN = frozenset({"content", "function_call", "refusal", "role", "tool_calls"})
 _CALL = frozenset({"custom", "function", "id", "index", "type"})
+
+
+def with_call_ids(reply: JSON) -> JSON:
+    """``reply`` with clear ids of its calls: see `CallIds`. The same object where they are."""
+    ids, choices = CallIds(), list[JSON]()
+    for number, choice in enumerate(reply["choices"]):
+        message = choice.get("message") or {}
+        written = message.get("tool_calls") or ()
+        calls = [ids.put((number, at), call) for at, call in enumerate(written)]
+        same = all(map(operator.is_, calls, written))
+        choices.append(choice if same else {**choice, "message": {**message, "tool_calls": calls}})
+    return reply if all(map(operator.is_, choices, reply["choices"])) else {**reply, "choices": choices}
 
 
 class ChatProtocol:
@@ -409,9 +456,10 @@ class ChatProtocol:
         before = passed_texts(passed).get("content", "")
         return turn if turn.text.startswith(before) else self.with_turn_text(turn, f"{before}\n{turn.text}")
 
-    def from_stream(self, events: Sequence[JSON]) -> JSON | None:
-        return ChatAssembler().whole(events)
+    def from_stream(self, events: Sequence[JSON], *, ended: bool = True) -> JSON | None:
+        return ChatAssembler().whole(events, ended=ended)
 
+    with_call_ids = staticmethod(with_call_ids)
     to_stream = staticmethod(stream_of)
 
 

@@ -5,12 +5,13 @@ Server-sent events are written by `frame`; an `Assembler` puts them together int
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from lgov_core._util.json_text import json_object, wire_bytes
 from lgov_core.errors import UpstreamError
+from lgov_core.types import new_id
 from lgov_core.wire.fields import shown
 
 
@@ -129,14 +130,54 @@ def unclear_ids(calls: Sequence[Mapping[str, Any]]) -> str | None:
     return "two tool calls have the same id" if len(set(ids)) < len(ids) else None
 
 
-def unreadable_parts(kinds: Sequence[Any], readable: Sequence[str], ids: Sequence[Any]) -> str | None:
+class CallIds:
+    """The ids of the tool calls of one reply, by their place in it, whole or while it arrives.
+
+    Some servers give no id, an empty one, or one id to several calls. Then the call gets a fresh one, before anybody reads
+    it, and its result is sent back under that. An id that is clear stays.
+    """
+
+    __slots__ = ("_ids", "_written")
+
+    def __init__(self) -> None:
+        self._ids: dict[Hashable, str] = {}
+        self._written: dict[Hashable, Any] = {}
+
+    def __contains__(self, place_of_call: Hashable) -> bool:
+        return place_of_call in self._ids
+
+    def first(self, place_of_call: Hashable) -> str:
+        """Returns the id that the server wrote first for a call; empty where it wrote none."""
+        return self._written.get(place_of_call) or ""
+
+    def of(self, place_of_call: Hashable, written: Any) -> Any:
+        """Returns the id of a call for which the server wrote the id ``written``.
+
+        A call that has another one keeps both: who reads it finds the contradiction.
+        """
+        if place_of_call not in self._ids:
+            usable = isinstance(written, str) and written and written not in self._ids.values()
+            self._written[place_of_call] = written
+            self._ids[place_of_call] = written if usable else new_id("call")
+        first = self._written[place_of_call]
+        return self._ids[place_of_call] if not first or written == first else written
+
+    def put(self, place_of_call: Hashable, holder: Any, key: str = "id") -> Any:
+        """Returns ``holder``, the JSON of a call, with the id of the call; the same object where it has that."""
+        call_id = self.of(place_of_call, holder.get(key))
+        return holder if holder.get(key) == call_id else {**holder, key: call_id}
+
+
+def clear_ids(written: Sequence[Any]) -> list[str]:
+    """The ids of the calls of a whole reply, for which the server wrote the ids ``written``: see `CallIds`."""
+    ids = CallIds()
+    return [ids.of(number, call_id) for number, call_id in enumerate(written)]
+
+
+def unreadable_parts(kinds: Sequence[Any], readable: Sequence[str]) -> str | None:
     """Why the calls of a reply with parts of these ``kinds`` cannot be read for certain; None if they can."""
     unknown = next((kind for kind in kinds if kind not in readable), None)
-    return (
-        unclear_ids([{"id": call_id} for call_id in ids])
-        if unknown is None
-        else f"it has a part of type {shown(unknown)}"
-    )
+    return None if unknown is None else f"it has a part of type {shown(unknown)}"
 
 
 def text_completion(
@@ -197,9 +238,10 @@ class Assembler:
     unreadable: str | None = None
 
     def add(self, data: str, event: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """Takes the data of one event, read as ``event`` where it has been; returns the event.
+        """Takes the data of one event, read as ``event`` where it has been; returns the event as clients should read it.
 
-        Raises `UpstreamError` for an error or a malformed event.
+        That is the same object, unless a call had no clear id or place. Raises `UpstreamError` for an error or a malformed
+        event.
         """
         event = read_event(data) if event is None else event
         if event.get("type") == "error" or event.get("error"):
@@ -207,23 +249,29 @@ class Assembler:
             reason = failure.get("message") if isinstance(failure, dict) else failure
             raise UpstreamError(f"the upstream failed in mid-stream: {reason}")
         try:
-            self._take(event)
+            return self._take(event)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise UpstreamError(f"an event of the upstream's stream is malformed: {data[:200]!r}") from error
-        return event
 
-    def whole(self, events: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-        """The body in all ``events`` of a stream; None if it failed or did not finish."""
+    def ends_whole(self) -> bool:
+        """Returns whether the reply is whole if its stream ends here: some servers do not say so in an event."""
+        return self.finished
+
+    def whole(self, events: Sequence[Mapping[str, Any]], *, ended: bool = True) -> dict[str, Any] | None:
+        """The body in all ``events`` of a stream; None if it failed or did not finish.
+
+        ``ended``: the server ended the stream there, so that nothing was cut off.
+        """
         try:
             for event in events:
                 self.add("", event)
         except UpstreamError:
             return None
-        return self.body() if self.finished else None
+        return self.body() if self.finished or (ended and self.ends_whole()) else None
 
     def body(self, *, finish_reason: str | None = None) -> dict[str, Any]:
         """The whole body so far; ``finish_reason`` replaces the stream's own."""
         raise NotImplementedError
 
-    def _take(self, event: Mapping[str, Any]) -> None:
+    def _take(self, event: Mapping[str, Any]) -> Mapping[str, Any]:
         raise NotImplementedError

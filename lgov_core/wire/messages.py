@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from lgov_core.wire import fields
 from lgov_core.wire.chat import read_chat_request
 from lgov_core.wire.exchange import (
     Assembler,
+    CallIds,
     Changes,
     ChatRequest,
     Completion,
@@ -347,19 +349,22 @@ class MessagesAssembler(Assembler):
         self._body: dict[str, Any] = {}
         self._blocks: dict[int, dict[str, Any]] = {}
         self._inputs: dict[int, str] = {}
+        self._ids = CallIds()
 
     def add(self, data: str, event: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         """Takes the data of one event; returns it."""
         return {} if data.strip() == "[DONE]" else super().add(data, event)  # which some servers add
 
-    def _take(self, event: Mapping[str, Any]) -> None:
+    def _take(self, event: Mapping[str, Any]) -> Mapping[str, Any]:
         kind = event["type"]
         if kind == "message_start":
             self._body = dict(event["message"])
         elif kind == "content_block_start":
             if event["index"] != len(self._blocks):  # clients count the blocks, and find each by its number
                 raise ValueError("the blocks are not numbered one after the other")
-            self._blocks[event["index"]] = dict(event["content_block"])
+            block = _with_call_id(event["content_block"], self._ids, event["index"])
+            event = event if block is event["content_block"] else {**event, "content_block": block}
+            self._blocks[event["index"]] = dict(block)
         elif kind == "content_block_delta":
             block, delta = self._blocks[event["index"]], event["delta"]
             if delta["type"] == "input_json_delta":
@@ -377,6 +382,7 @@ class MessagesAssembler(Assembler):
             self.finished = self.finished or bool(event["delta"].get("stop_reason"))
         elif kind == "message_stop":
             self.finished = True
+        return event
 
     def body(self, *, finish_reason: str | None = None) -> dict[str, Any]:
         """The whole body so far; ``finish_reason`` replaces the stream's own."""
@@ -395,24 +401,30 @@ def read_message(body: Mapping[str, Any]) -> Completion:
         raise UpstreamError("the upstream's reply is not a message: it has no id or no content")
     texts: list[str] = []
     calls: list[ToolCall] = []
-    ids: list[Any] = []
     kinds: list[Any] = []
     try:
-        for block in cast("list[Any]", content):
+        ids = CallIds()
+        content = [_with_call_id(block, ids, number) for number, block in enumerate(cast("list[Any]", content))]
+        if not all(map(operator.is_, content, body["content"])):
+            body = {**body, "content": content}
+        for block in content:
             kinds.append(block["type"])
             if block["type"] == "text":
                 texts.append(block["text"])
             elif block["type"] == "tool_use":
                 raw = block["input"]
                 written = raw if isinstance(raw, str) else json.dumps(raw, ensure_ascii=False)
-                ids.append(block["id"])
-                calls.append(ToolCall(str(ids[-1] or ""), str(block["name"]), written))
+                calls.append(ToolCall(block["id"], str(block["name"]), written))
     except (KeyError, TypeError) as error:
         raise UpstreamError("the upstream's message has blocks without a type, a name or content") from error
     reason = str(body.get("stop_reason") or "unknown")
-    problem = unreadable_parts(kinds, ("text", "tool_use", "thinking", "redacted_thinking"), ids)
+    problem = unreadable_parts(kinds, ("text", "tool_use", "thinking", "redacted_thinking"))
     finish = _MESSAGE_REASONS.get(reason, reason)
     return text_completion(body, message_id, texts, calls, finish, body.get("usage") or {}, problem)
+
+
+def _with_call_id(block: Any, ids: CallIds, number: int) -> Any:
+    return ids.put(number, block) if block["type"] == "tool_use" else block
 
 
 def _parsed(text: str) -> Any:

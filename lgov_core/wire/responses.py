@@ -22,6 +22,7 @@ from lgov_core.wire.exchange import (
 )
 from lgov_core.wire.fields import Use, accepted_fields, fields_below, fields_with
 from lgov_core.wire.reply_writer import Item, TranslatedWriter
+from lgov_core.wire.responses_stream import with_call_ids
 
 Message = dict[str, Any]
 
@@ -458,23 +459,23 @@ def read_response(body: Mapping[str, Any]) -> Completion:
         raise UpstreamError("the upstream's reply is not a response: it has no id or no output")
     texts: list[str] = []
     calls: list[ToolCall] = []
-    ids: list[Any] = []
     kinds: list[Any] = []
     try:
-        for item in cast("list[Any]", output):
+        body = with_call_ids(cast("dict[str, Any]", body))
+        for item in body["output"]:
             kinds.append(item["type"])
             if item["type"] == "message":
                 texts += [
                     content_part.get("text") or content_part.get("refusal") or "" for content_part in item["content"]
                 ]
             elif item["type"] == "function_call":
-                ids.append(item.get("call_id"))
-                calls.append(ToolCall(str(ids[-1] or ""), str(item["name"]), str(item["arguments"])))
+                written = item["arguments"]
+                calls.append(ToolCall(item["call_id"], str(item["name"]), "{}" if written is None else str(written)))
     except (AttributeError, KeyError, TypeError) as error:
         raise UpstreamError("the upstream's response has items without a type, a name or content") from error
     status = str(body.get("status") or "completed")
     reason: Any = (body.get("incomplete_details") or {}).get("reason")
     finish = {"completed": "tool_calls" if calls else "stop", "incomplete": _LENGTH_REASONS.get(reason, str(reason))}
     usage: Any = body.get("usage") or {}
-    problem = unreadable_parts(kinds, ("message", "function_call", "reasoning"), ids)
+    problem = unreadable_parts(kinds, ("message", "function_call", "reasoning"))
     return text_completion(body, response_id, texts, calls, finish.get(status, status), usage, problem)

@@ -7,15 +7,38 @@ on by an adapter: they are written anew from the response that was evaluated.
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from lgov_core._util.json_text import wire_text
-from lgov_core.wire.exchange import Assembler
+from lgov_core.wire.exchange import Assembler, CallIds
 from lgov_core.wire.turns import JSON, text_of
 
+#: Calls that the model's server runs itself, where they have no call id.
+HOSTED = frozenset(
+    f"{kind}_call"
+    for kind in ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "tool_search")
+)
 #: Where in an item a text is: the field, and the number of the part.
 _Place: TypeAlias = tuple[str, Any]
+
+
+def with_call_id(item: JSON, ids: CallIds, number: int) -> JSON:
+    """The item of an output at position ``number`` with the id of its call, if it is one that a program answers."""
+    kind = str(item.get("type"))
+    if kind == "mcp_approval_request":
+        return ids.put(number, item)
+    if not kind.endswith("_call") or (item.get("call_id") is None and kind in HOSTED):
+        return item
+    return ids.put(number, item, "call_id")
+
+
+def with_call_ids(reply: JSON, ids: CallIds | None = None) -> JSON:
+    """``reply`` with clear ids of its calls: see `CallIds`. The same object where they are."""
+    output, ids = reply.get("output") or (), CallIds() if ids is None else ids
+    items = [with_call_id(item, ids, number) for number, item in enumerate(output)]
+    return reply if all(map(operator.is_, items, output)) else {**reply, "output": items}
 
 
 class ResponsesAssembler(Assembler):
@@ -27,10 +50,13 @@ class ResponsesAssembler(Assembler):
         self._done: dict[int, dict[str, Any]] = {}
         self._said: list[tuple[int, _Place, Any]] = []
         self._grown: dict[tuple[int, _Place], str] = {}
+        self._ids = CallIds()
 
-    def _take(self, event: Mapping[str, Any]) -> None:
+    def _take(self, event: Mapping[str, Any]) -> Mapping[str, Any]:
         kind, at = str(event.get("type")), event.get("output_index")
         if isinstance(event.get("response"), dict):
+            response = with_call_ids(event["response"], self._ids)
+            event = event if response is event["response"] else {**event, "response": response}
             self._body = dict(event["response"])
             if not self._body.get("output") and kind in _LAST:  # some servers leave the items out of the last event
                 self._body["output"] = [item for _, item in sorted(self._done.items())]
@@ -38,7 +64,11 @@ class ResponsesAssembler(Assembler):
             if self.finished and not self._agrees(self._body.get("output")):
                 self.unreadable = "the events of its stream say something else than its end"
         elif isinstance(at, int):
+            if isinstance(item := event.get("item"), dict):
+                clear = with_call_id(cast("JSON", item), self._ids, at)
+                event = event if clear is item else {**event, "item": clear}
             self._take_part(kind, at, event)
+        return event
 
     def _take_part(self, kind: str, at: int, event: Mapping[str, Any]) -> None:
         item: dict[str, Any]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lgov_core.types import Kind, new_id
-from lgov_core.wire.responses_stream import ResponsesAssembler, is_text, passed_items, stream_of
+from lgov_core.wire.responses_stream import HOSTED, ResponsesAssembler, is_text, passed_items, stream_of, with_call_ids
 from lgov_core.wire.turns import (
     JSON,
     ModelReading,
@@ -34,11 +34,6 @@ _KINDS: Mapping[str, Kind] = {
 #: Fields that are not arguments, of a call without an arguments text.
 _NOT_ARGUMENTS = frozenset({"id", "type", "status", "call_id", "created_by", "server_label", "name", "arguments"})
 _NAMED = frozenset({"function_call", "custom_tool_call", "mcp_approval_request"})
-#: Calls that the model's server runs itself, where they have no call id.
-_HOSTED = frozenset(
-    f"{kind}_call"
-    for kind in ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "tool_search")
-)
 #: Fields of an item that hold no text of the model.
 _ENVELOPE = frozenset({"id", "role", "status", "type"})
 _MODEL_ITEMS = frozenset({"reasoning", "mcp_approval_request", "mcp_list_tools"})
@@ -99,7 +94,7 @@ class ResponsesProtocol:
         call_id = entry.get("call_id")
         if kind == "mcp_approval_request":
             call_id = entry.get("id")
-        elif not kind.endswith("_call") or (call_id is None and kind in _HOSTED):
+        elif not kind.endswith("_call") or (call_id is None and kind in HOSTED):
             return []
         call_id = call_id if isinstance(call_id, str) else None
         unclear = kind in _NAMED and not (isinstance(entry.get("name"), str) and entry["name"])
@@ -259,9 +254,12 @@ class ResponsesProtocol:
         same = len(turn.entries) >= len(before) and all(map(_begins_with, turn.entries, before))
         return turn if same else self._turn([*before, *turn.entries])
 
-    def from_stream(self, events: Sequence[JSON]) -> JSON | None:
+    def from_stream(self, events: Sequence[JSON], *, ended: bool = True) -> JSON | None:
         failed = any(event.get("type") == "response.failed" for event in events)
-        return None if failed else ResponsesAssembler().whole(events)
+        return None if failed else ResponsesAssembler().whole(events, ended=ended)
+
+    def with_call_ids(self, reply: JSON) -> JSON:
+        return with_call_ids(reply)
 
     to_stream = staticmethod(stream_of)
 

@@ -73,7 +73,7 @@ def with_text_at(holder: Any, path: Sequence[str | int], text: str) -> Any:
 
 
 def read_arguments(raw: str, *, unique_keys: bool = True) -> JSON | None:
-    """The object in ``raw``, ``{}`` if it is blank, None if it is anything else.
+    """The object in ``raw``, ``{}`` if it is blank or null, as frameworks read that, None if it is anything else.
 
     With ``unique_keys`` a text that programs read differently is None too: an object with a key twice, a number that is not
     finite, half of a surrogate pair.
@@ -86,7 +86,7 @@ def read_arguments(raw: str, *, unique_keys: bool = True) -> JSON | None:
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return None
-    return cast(JSON, value) if isinstance(value, dict) else None
+    return {} if value is None else cast(JSON, value) if isinstance(value, dict) else None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> JSON:
@@ -347,8 +347,12 @@ class MessageProtocol(Protocol):
         """A whole reply that says ``text``, for a request that was not sent."""
         ...
 
-    def from_stream(self, events: Sequence[JSON]) -> JSON | None:
-        """The whole reply in the events of a stream; None if the stream did not finish."""
+    def from_stream(self, events: Sequence[JSON], *, ended: bool = True) -> JSON | None:
+        """The whole reply in the events of a stream; None if the stream did not finish. ``ended``: see `Assembler.whole`."""
+        ...
+
+    def with_call_ids(self, reply: JSON) -> JSON:
+        """The reply with an id of its own for each call: see `lgov_core.wire.exchange.CallIds`."""
         ...
 
     def is_text_stream(self, body: JSON) -> bool:

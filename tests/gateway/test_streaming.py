@@ -200,7 +200,7 @@ CUSTOM = (
     [
         (b'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n', "broke off"),
         (b'data: {"id": "x", "choices": [{"index": 0, "finish_reason": "stop"}]}', "broke off"),
-        (b'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "a"}}]}\n\ndata: [DONE]\n\n', "broke off"),
+        (b'data: {"id": "x", "choices": []}\n\ndata: [DONE]\n\n', "broke off"),
         (b"data: {oops\n\ndata: [DONE]\n\n", "not a JSON object"),
         (b"data: [1]\n\n", "not a JSON object"),
         (b'data: {"choices": [3]}\n\n', "malformed"),

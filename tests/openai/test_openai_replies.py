@@ -26,7 +26,7 @@ def test_a_cut_stream_delivers_nothing(governor, cut_at: int):
 
 def test_an_unreadable_reply_is_withheld(governor):
     chunk = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m"}
-    call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "look", "arguments": "{"}}
     open_end = {**chunk, "choices": [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": None}]}
     body = f"data: {json.dumps(open_end)}\n\ndata: [DONE]\n\n".encode()
     failing = f"data: {json.dumps(open_end)}\n\n".encode() + b'data: {"error": {"message": "overloaded"}}\n\n'

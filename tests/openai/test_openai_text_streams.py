@@ -141,9 +141,12 @@ def test_of_two_calls_only_the_allowed_one_is_handed_over() -> None:
         assert [call["function"]["name"] for call in message["tool_calls"]] == ["look"]
 
 
-def test_a_stream_that_ends_early_is_refused() -> None:
+def test_a_stream_that_ends_early_is_refused_if_it_has_a_call() -> None:
     body = b'data: {"choices": [{"index": 0, "delta": {"content": "one"}, "finish_reason": null}]}\n\n'
-    with served([ScriptedReply(body=body, content_type="text/event-stream")]) as program:
+    call = body.replace(b'"content": "one"', b'"tool_calls": [{"index": 0, "id": "c", "function": {"name": "look"}}]')
+    streams = [ScriptedReply(body=each, content_type="text/event-stream") for each in (body, body + call)]
+    with served(streams) as program:
+        assert [texts(chunk) for chunk in program.stream()] == ["one"]
         stream = program.stream()
         assert texts(next(iter(stream))) == "one"
         with pytest.raises(PolicyDenied, match="not a complete reply"):

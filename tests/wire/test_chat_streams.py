@@ -61,12 +61,46 @@ def test_further_fields_of_a_call_are_kept() -> None:
 
 
 @pytest.mark.parametrize("kind", ["function", "custom"])
-def test_two_calls_at_one_index_are_two_calls_and_unreadable_to_a_client(kind: str) -> None:
+def test_two_calls_at_one_index_are_two_calls_and_a_client_reads_them_at_two(kind: str) -> None:
     calls, assembler = joined(
         call(0, "1", kind=kind, id="c1", name="a", type=kind), call(0, "2", kind=kind, id="c2", name="b", type=kind)
     )
     assert [(each["id"], each[kind]["name"]) for each in calls] == [("c1", "a"), ("c2", "b")]
-    assert assembler.unreadable == "two tool calls are streamed at one place"
+    assert assembler.unreadable is None
+
+
+WRITTEN = call(0, "{}", name="a")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "clear"),
+    [
+        ([{"index": None, "id": "x1"}, {"index": None, "id": "x2"}], [(0, "x1"), (1, "x2")]),
+        ([{"index": 0}, {"index": 1, "id": ""}], [(0, None), (1, None)]),
+        ([{"index": 0, "id": "same"}, {"index": 1, "id": "same"}], [(0, "same"), (1, None)]),
+        ([{"index": 1, "id": "c1"}, {"index": 1, "id": "c2"}, {"index": 2, "id": "c3"}],
+         [(1, "c1"), (2, "c2"), (3, "c3")]),
+    ],
+)  # fmt: skip
+def test_pieces_without_a_clear_place_or_id_are_read_with_one(pieces: Any, clear: Any) -> None:
+    assembler = ChatAssembler()
+    read: Any = []
+    for piece in pieces:
+        delta = {"tool_calls": [{**WRITTEN, **piece}]}
+        read += assembler.add("", {"id": "x", "choices": [{"delta": delta}]})["choices"][0]["delta"]["tool_calls"]
+    written = assembler.body()["choices"][0]["message"]["tool_calls"]
+    assert [each["id"] for each in read] == [each["id"] for each in written]
+    assert len({each["id"] for each in read}) == len(pieces)
+    assert [(each["index"], each["id"]) for each in read] == [(at, known or each["id"]) for (at, known), each in
+                                                              zip(clear, read, strict=True)]  # fmt: skip
+    assert all(each["id"] for each in read)
+
+
+@pytest.mark.parametrize(("arguments", "whole"), [('{"a": 1}', True), ('{"a":', False), ("", False), ("null", True)])
+def test_a_stream_that_never_says_that_it_ends_is_whole_if_its_calls_are(arguments: str, whole: bool) -> None:
+    asks = [chunk(content="a"), chunk(tool_calls=[call(0, arguments, id="c1", name="look")])]
+    assert (ChatProtocol().from_stream(asks) is not None) == whole
+    assert ChatProtocol().from_stream(asks, ended=False) is None
 
 
 @pytest.mark.parametrize("later", [{"type": "custom"}, {"custom": {"name": "b", "input": "x"}}])
@@ -106,8 +140,6 @@ def test_what_a_choice_says_whole_is_not_written_twice() -> None:
     "events",
     [
         [],
-        [chunk(content="a")],
-        [chunk(content="a", reason="")],
         [chunk(content="a", reason="stop"), chunk(content="b", index=1)],
         [chunk(content="a", reason="stop", index=1)],
         [chunk(content="a", reason="stop"), {"error": {"message": "overloaded"}}],
