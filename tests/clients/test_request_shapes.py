@@ -19,7 +19,11 @@ from lgov_core.wire.fields import FIELDS, Use
 from tests.clients.request_shapes import ASK, CLAUDE_CODE, CLAUDE_CODE_NEXT, CODEX, CODEX_NEXT, SHAPES
 from tests.gateway.conftest import embedded_url, error_in, model, serve, store  # noqa: F401
 
-POLICY = "version: 1\nrules:\n  - {name: tools, use: tool, with: {allow: [exec_command]}}\n  - {name: keys, use: secrets, with: {action: deny}}\n"
+POLICY = """version: 1
+rules:
+  - {name: tools, use: tool, with: {allow: [exec_command]}}
+  - {name: keys, use: secrets, with: {action: deny}}
+"""
 #: What a request asks for that no model is offered.
 SERVED = {
     "codex": ["tools[1] namespace multi_agent_v1", "tools[2] web_search"],
