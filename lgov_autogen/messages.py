@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autogen_core import FunctionCall
+from autogen_core import FunctionCall, Image
 from autogen_core.models import (
     AssistantMessage,
     CreateResult,
@@ -21,7 +21,7 @@ from autogen_core.models import (
 
 from lgov_core.instrumentation.conversation_memory import MessageDecisionCache
 from lgov_core.wire.exchange import clear_ids
-from lgov_core.wire.turns import ModelReading, read_arguments
+from lgov_core.wire.turns import ModelReading, media_in, read_arguments
 
 FRAMEWORK = "autogen"
 
@@ -59,6 +59,12 @@ def text_of(content: Any) -> str:
     return "\n".join(element for element in content if isinstance(element, str))
 
 
+def media_of(content: Any) -> list[dict[str, Any]]:
+    """The pictures of a message's content: see `lgov_core.wire.turns.media_in`."""
+    parts = content if isinstance(content, list) else []
+    return media_in([{"type": "input_image", "image_url": part.data_uri} for part in parts if isinstance(part, Image)])
+
+
 def as_mappings(messages: Sequence[LLMMessage]) -> list[dict[str, Any]]:
     """Messages as ``role`` and ``content`` mappings: one for each, but one for each result of a message of results."""
     plain: list[dict[str, Any]] = []
@@ -69,7 +75,8 @@ def as_mappings(messages: Sequence[LLMMessage]) -> list[dict[str, Any]]:
                 for result in message.content
             ]
         elif isinstance(message, UserMessage):
-            plain.append({"role": "user", "content": text_of(message.content), "name": message.source})
+            mapping: dict[str, Any] = {"role": "user", "content": text_of(message.content), "name": message.source}
+            plain.append(mapping | ({"media": media} if (media := media_of(message.content)) else {}))
         elif isinstance(message, SystemMessage):
             plain.append({"role": "system", "content": message.content})
         elif isinstance(message.content, str):

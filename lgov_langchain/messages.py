@@ -23,7 +23,7 @@ from lgov_core.instrumentation.model_call import reply_limit as first_limit
 from lgov_core.instrumentation.tool_call import GovernedResult, ToolReading
 from lgov_core.types import Decision, Kind
 from lgov_core.wire.exchange import CallIds, clear_ids
-from lgov_core.wire.turns import ModelReading
+from lgov_core.wire.turns import ModelReading, media_in
 from lgov_langchain._internals import HANDOFF_DESTINATION
 
 M = TypeVar("M", bound=BaseMessage)
@@ -51,6 +51,8 @@ def as_mappings(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
         elif isinstance(message, ToolMessage):
             mapping["tool_call_id"] = message.tool_call_id
             mapping["name"] = message.name
+        if media := media_in(message.content):
+            mapping["media"] = media
         mappings.append(mapping)
     return mappings
 

@@ -30,7 +30,7 @@ from openai.types.responses import (
 from lgov_core.instrumentation import json_object, readable_json
 from lgov_core.types import new_id
 from lgov_core.wire.exchange import clear_ids
-from lgov_core.wire.turns import ModelReading, rewritten_arguments
+from lgov_core.wire.turns import ModelReading, media_in, media_kind, rewritten_arguments
 
 FRAMEWORK = "openai-agents"
 
@@ -57,21 +57,23 @@ def as_mapping(item: Any) -> dict[str, Any]:
         call = {"id": item.get("call_id"), "name": item.get("name"), "args": arguments_of(item.get("arguments"))}
         return {"role": "assistant", "content": "", "tool_calls": [call]}
     if kind == "function_call_output":
-        return {"role": "tool", "content": text_of(item.get("output")), "tool_call_id": item.get("call_id")}
+        result = {"role": "tool", "content": text_of(item.get("output")), "tool_call_id": item.get("call_id")}
+        return result | ({"media": media} if (media := media_in(item.get("output"))) else {})
     if "role" in item:
-        return {"role": item["role"], "content": text_of(item.get("content"))}
+        message = {"role": item["role"], "content": text_of(item.get("content"))}
+        return message | ({"media": media} if (media := media_in(item.get("content"))) else {})
     role = "tool" if str(kind).endswith("_output") else "assistant"
     return {"role": role, "content": readable_json(item)}
 
 
 def text_of(content: Any) -> str:
-    """The text of a message's content or a tool's output: its text parts, or what it is written as."""
+    """The text of a message's content or a tool's output: its text parts, or what it is written as; not that of media."""
     if isinstance(content, str):
         return content
     if content is None:
         return ""
     if isinstance(content, (list, tuple)):
-        return "\n".join(text_of(element) for element in content)
+        return "\n".join(text_of(element) for element in content if media_kind(element) is None)
     for name in ("text", "refusal"):
         value = content.get(name) if isinstance(content, Mapping) else getattr(content, name, None)
         if isinstance(value, str):

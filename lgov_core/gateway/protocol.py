@@ -16,7 +16,7 @@ from lgov_core.types import new_id
 from lgov_core.wire.chat import reasoning_of
 from lgov_core.wire.exchange import Changes, ChatRequest, ChoiceChange, Completion, StreamPiece, ToolCall
 from lgov_core.wire.fields import shown, texts_beside_messages
-from lgov_core.wire.turns import with_texts
+from lgov_core.wire.turns import media_in, media_kind, with_texts
 
 if TYPE_CHECKING:
     import torch
@@ -126,7 +126,8 @@ class GateRequest:
 
     ``messages`` are in the order in which the model reads them, instructions first: ``role`` (system, user, assistant,
     tool), ``content`` (the text of it, "" for none), on an assistant's message ``tool_calls`` (``id``, ``name``, ``args``:
-    an object, or the text where it is not one), on a tool's ``tool_call_id``. ``max_tokens`` is a count of tokens.
+    an object, or the text where it is not one), on a tool's ``tool_call_id``, and ``media`` (see
+    `lgov_core.wire.turns.media_in`) where it has any. ``max_tokens`` is a count of tokens.
     ``tools`` are the definitions that the model gets. ``fields`` is what the request says besides, in the form of its own
     API: every text in it that is not part of ``messages``. ``operation_id`` is the same before and after the call.
     ``fixed`` gives the numbers of the messages that have no place for a text, which a gate must leave as they are.
@@ -242,8 +243,6 @@ class ReceivedBody(dict[str, Any]):
 
 #: Roles that policies can read.
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
-#: Parts of a message without text. Other kinds are refused: a model might read text in them that policies do not see.
-_NO_TEXT = frozenset(("image_url", "input_audio", "audio_url", "video_url"))
 
 
 def gate_request(
@@ -279,6 +278,8 @@ def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
         )
     role = "system" if message["role"] == "developer" else message["role"]
     seen: dict[str, Any] = {"role": role, "content": _content_text(message.get("content"))}
+    if media := media_in(message.get("content")):
+        seen["media"] = media
     if calls := message.get("tool_calls"):
         written = [call["function"].get("arguments") or "{}" for call in calls]
         seen["tool_calls"] = [
@@ -311,7 +312,7 @@ def _text_of_part(content_part: Any) -> str:
         if kind is not None
         else []
     )
-    if kind in _NO_TEXT and not texts:
+    if media_kind(content_part) is not None:
         return ""
     if kind not in ("text", "refusal") or not texts or not all(isinstance(text, str) for text in texts):
         raise EndpointError(f"policies cannot read a part of a message: {shown(content_part)}", hint="send it as text")

@@ -107,10 +107,12 @@ class ModelCall:
         """The call, to be judged before it is sent: ``messages`` as role/content mappings, and further arguments.
 
         ``tools`` are the definitions that the model gets, as JSON values, and ``user_text`` the texts among the messages
-        that are top-level input; both are in the action's context.
+        that are top-level input; both are in the action's context, with the kinds of ``media`` in the messages, as a text.
         """
+        kinds = {media["kind"] for message in messages for media in message.get("media", ())}
+        self._context = {**self._context, "media": ", ".join(sorted(kinds))}
         if tools is not None:
-            self._context = {"tools": list(tools)}
+            self._context = {**self._context, "tools": list(tools)}
         if user_text:
             self._context = {**self._context, "user_text": list(user_text)}
         if self.governor.capture_content:

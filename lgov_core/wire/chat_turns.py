@@ -20,6 +20,7 @@ from lgov_core.wire.turns import (
     Proposal,
     Turn,
     content_with_text,
+    media_in,
     read_arguments,
     text_key,
     text_of,
@@ -302,6 +303,8 @@ class ChatProtocol:
         mapping: JSON = {"role": role, "content": _text(entry)}
         if role == "assistant" and (calls := self.proposals(entry)):
             mapping["tool_calls"] = [call.as_mapping() for call in calls]
+        if media := media_in(entry.get("content")):
+            mapping["media"] = media
         if role in _RESULT_ROLES:
             mapping["tool_call_id"] = entry.get("tool_call_id")
             mapping["name"] = entry.get("name")

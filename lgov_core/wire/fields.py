@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn, cast
 
 from lgov_core._util.json_text import fast_json
 from lgov_core.errors import EndpointError
+from lgov_core.wire.turns import media_bytes
 
 
 def shown(value: Any) -> str:
@@ -316,14 +317,11 @@ def _sealed(api: str, body: Mapping[str, Any]) -> Iterator[str]:
 _WHOSE: Final = "an endpoint with a policy"
 #: Policies get the value as part of a message.
 _READ: Final = "read"
-#: An image or a recording, which holds no text that policies could read; any other value is a text.
+#: The bytes of an image, a recording or a file, which hold no text that policies could read; any other value is a text.
 _MEDIA: Final = "media"
 #: An encrypted text or a signature, which only the server that made it can read; any other value is a text.
 _SEALED: Final = "sealed"
 _SEALED_BYTES: Final = re.compile(r"[A-Za-z0-9+/_-]*={0,2}")
-_MEDIA_BYTES: Final = re.compile(
-    r"(?:data:[a-z]+/[a-z0-9.+-]+;base64,)?(?:iVBORw0KGgo|/9j/|R0lGOD|UklGR|SUQz|//[suvw])[A-Za-z0-9+/]*={0,2}"
-)
 _TEXT: Final = {"text": _READ}
 _CALL: Final = {"id": _READ, "function": {"": {"name": _READ, "arguments": _READ}}}
 _CHAT_PARTS: Final = {
@@ -332,6 +330,7 @@ _CHAT_PARTS: Final = {
     "refusal": {"text": _READ, "refusal": _READ},
     "image_url": {"image_url": {"": {"url": _MEDIA}}},
     "input_audio": {"input_audio": {"": {"data": _MEDIA}}},
+    "file": {"file": {"": {"file_data": _MEDIA}}},
 }
 _CHAT_MESSAGE: Final = {
     "role": _READ,
@@ -344,6 +343,7 @@ _RESPONSE_PARTS: Final = {
     **dict.fromkeys(("input_text", "output_text", "text"), _TEXT),
     "refusal": {"refusal": _READ},
     "input_image": {"image_url": _MEDIA},
+    "input_file": {"file_data": _MEDIA},
 }
 _RESPONSE_MESSAGE: Final = {"role": _READ, "content": _RESPONSE_PARTS}
 _RESPONSE_ITEMS: Final = {
@@ -357,7 +357,7 @@ _RESPONSE_ITEMS: Final = {
 _BLOCKS: Final = {
     "str": _READ,
     "text": _TEXT,
-    "image": {"source": {"base64": {"data": _MEDIA}, "url": {}}},
+    **{kind: {"source": {"base64": {"data": _MEDIA}, "url": {}, "file": {}}} for kind in ("image", "document")},
     "tool_use": {"id": _READ, "name": _READ, "input": _READ},
     "thinking": {"signature": _SEALED},
     "redacted_thinking": {"data": _SEALED},
@@ -420,9 +420,10 @@ def _rest(value: Any, read: Any) -> Any:
     if isinstance(value, list):
         rest_of_items = [_rest(item, read) for item in cast("list[Any]", value)]
         return rest_of_items if any(item is not None for item in rest_of_items) else None
-    if read in (_MEDIA, _SEALED):
-        unread = _MEDIA_BYTES if read == _MEDIA else _SEALED_BYTES
-        return None if isinstance(value, str) and unread.fullmatch(value) else value
+    if read == _MEDIA:
+        return None if isinstance(value, str) and media_bytes("data", value) is not None else value
+    if read == _SEALED:
+        return None if isinstance(value, str) and _SEALED_BYTES.fullmatch(value) else value
     kind = cast("dict[str, Any]", value).get("type") if isinstance(value, dict) else None
     fields: Mapping[str, Any] | None = read.get(kind or "") if isinstance(kind, str | None) else None
     if fields is None or not isinstance(value, dict):

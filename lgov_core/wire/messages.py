@@ -118,7 +118,7 @@ def _user(blocks: Sequence[Any], where: str) -> Iterator[Message]:
                 raise EndpointError(f"{at}: the results of tools come first in a message, other content after them")
             yield _tool_result(block, at)
         else:
-            parts.append(_part(block, at, ("text", "image")))
+            parts.append(_part(block, at, ("text", "image", "document")))
     if parts:
         yield {"role": "user", "content": _joined(parts)}
 
@@ -128,7 +128,7 @@ def _tool_result(block: Mapping[str, Any], where: str) -> Message:
     if not call_id:
         raise EndpointError(f"{where} is a tool result without 'tool_use_id'")
     fields.flag(block, "is_error")  # the text of the result says it: a chat completion has no field for it
-    content = _content(block, "content", f"{where}.", ("text", "image"))
+    content = _content(block, "content", f"{where}.", ("text", "image", "document"))
     return {"role": "tool", "tool_call_id": call_id, "content": content or ""}
 
 
@@ -175,12 +175,17 @@ def _part(block: Any, where: str, kinds: Sequence[str]) -> Message:
     if kind in kinds:
         if kind == "text" and isinstance(block.get("text"), str):
             return {"type": "text", "text": block["text"]}
-        source = block.get("source") if kind == "image" else None
-        if isinstance(source, dict) and source.get("type") == "url" and isinstance(source.get("url"), str):
-            return {"type": "image_url", "image_url": {"url": source["url"]}}
-        if isinstance(source, dict) and source.get("type") == "base64" and isinstance(source.get("data"), str):
-            address = f"data:{source.get('media_type')};base64,{source['data']}"
-            return {"type": "image_url", "image_url": {"url": address}}
+        source = block.get("source") if kind != "text" else None
+        value = (
+            source.get({"url": "url", "base64": "data"}.get(str(source.get("type")), ""))
+            if isinstance(source, dict)
+            else 0
+        )
+        if isinstance(source, dict) and isinstance(value, str):
+            address = value if source["type"] == "url" else f"data:{source.get('media_type')};base64,{value}"
+            if kind == "image":
+                return {"type": "image_url", "image_url": {"url": address}}
+            return {"type": "file", "file": {"file_data": address, "filename": block.get("title") or "document"}}
     raise EndpointError(
         f"{where} is of type {fields.shown(kind)}, or lacks its content", hint=f"supported here: {', '.join(kinds)}"
     )

@@ -190,9 +190,17 @@ def _part(content_part: Any, where: str) -> Message:
     if kind == "input_image" and isinstance(content_part.get("image_url"), str):
         detail = {"detail": content_part["detail"]} if content_part.get("detail") is not None else {}
         return {"type": "image_url", "image_url": {"url": content_part["image_url"], **detail}}
+    names = ("file_data", "file_id", "file_url", "filename")
+    file = (
+        {name: content_part[name] for name in names if content_part.get(name) is not None}
+        if kind == "input_file"
+        else {}
+    )
+    if file and all(isinstance(value, str) for value in file.values()):
+        return {"type": "file", "file": file}
     raise EndpointError(
         f"{where} is of type {fields.shown(kind)}, or lacks its content",
-        hint="text is supported, and images by their address",
+        hint="text is supported, and images and files by their address or data",
     )
 
 

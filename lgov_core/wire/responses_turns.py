@@ -15,6 +15,7 @@ from lgov_core.wire.turns import (
     Proposal,
     Turn,
     content_with_text,
+    media_in,
     read_arguments,
     text_key,
     text_of,
@@ -60,9 +61,11 @@ class ResponsesProtocol:
     def mapping(self, entry: JSON) -> JSON:
         if calls := self.proposals(entry):
             return {"role": "assistant", "content": "", "tool_calls": [call.as_mapping() for call in calls]}
+        media = media_in(entry.get("content") or entry.get("output"))
+        beside: JSON = {"media": media} if media else {}
         if (result := self.tool_result(entry)) is not None:
-            return {"role": "tool", "content": result[1], "tool_call_id": result[0], "name": None}
-        return {"role": entry.get("role") or "assistant", "content": _text(entry)}
+            return {"role": "tool", "content": result[1], "tool_call_id": result[0], "name": None, **beside}
+        return {"role": entry.get("role") or "assistant", "content": _text(entry), **beside}
 
     def with_text(self, entry: JSON, text: str) -> JSON:
         if self.tool_result(entry) is not None:

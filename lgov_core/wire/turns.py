@@ -7,12 +7,14 @@ its text and its calls (reasoning, transcripts, citations) is read by `texts`.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 from lgov_core.types import Kind
 
@@ -21,6 +23,79 @@ JSON: TypeAlias = dict[str, Any]
 #: Fields of bytes (a recording, a picture, what only the model's server can read), if that is what they hold.
 _BYTES = frozenset({"b64_json", "data", "encrypted_content", "result", "signature", "thought_signature"})
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{64,}={0,2}")
+
+
+#: The kinds of content that is no text, by the type of its part in any API, and fields that hold its bytes.
+_MEDIA: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("image", "image_file", "image_url", "input_image", "computer_screenshot"), "image"),
+    **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
+    **dict.fromkeys(("video", "video_url", "input_video"), "video"),
+    **dict.fromkeys(("file", "input_file", "document", "media"), "file"),
+}
+_MEDIA_FIELDS = _BYTES | {"base64", "file_data", "image_data"}
+_DATA_URL = re.compile(r"data:([^;,]*)[^,]*;base64,(.*)", re.DOTALL)
+_BASE64_TEXT = re.compile(r"[A-Za-z0-9+/_\-\s]+={0,2}\s*")
+
+
+def media_bytes(field: str, value: str) -> tuple[str, str] | None:
+    """The declared type and the base64 of the bytes in ``value``, of a part that is no text; None if it is a text."""
+    url = _DATA_URL.fullmatch(value)
+    if url is not None:
+        media_type, encoded = url.groups()
+        return (media_type, encoded) if _BASE64_TEXT.fullmatch(encoded) else None
+    bare = field in _MEDIA_FIELDS and len(value) >= 48 and _BASE64_TEXT.fullmatch(value)
+    return ("", value) if bare else None
+
+
+def media_in(content: Any) -> list[JSON]:
+    """The pictures, recordings, films and files in a content: the kind, type, size and digest of each, never the bytes.
+
+    ``texts`` are its other values (an address, a name), which policies read.
+    """
+    parts = cast("Sequence[Any]", content) if isinstance(content, list | tuple) else ()
+    return [_described(content_part) for content_part in parts if media_kind(content_part) is not None]
+
+
+def media_kind(content_part: Any) -> str | None:
+    """The kind of a part of a content that is no text: image, audio, video or file; None if it is text, or unknown."""
+    kind = content_part.get("type") if isinstance(content_part, Mapping) else None
+    if not isinstance(kind, str) or text_key(content_part) is not None:
+        return None
+    source = content_part.get("source")
+    if isinstance(source, Mapping) and source.get("type") in ("text", "content"):  # a document that is text
+        return None
+    return _MEDIA.get(kind)
+
+
+def _described(content_part: Mapping[str, Any]) -> JSON:
+    digest, size = hashlib.sha256(), 0
+    media: JSON = {"kind": media_kind(content_part)}
+    for field, value in _texts_in("", without(content_part, {"type", "cache_control"})):
+        if (encoded := media_bytes(field, value)) is not None:
+            data = base64.b64decode(encoded[1].translate(_URL_DIGITS) + "==")
+            digest.update(data)
+            size += len(data)
+            media["media_type"] = encoded[0] or media.get("media_type", "")
+        elif field in ("mime_type", "media_type", "format"):
+            media["media_type"] = value
+        else:
+            media.setdefault("texts", []).append(value)
+    return {**media, "bytes": size, "sha256": digest.hexdigest()} if size else media
+
+
+_URL_DIGITS = str.maketrans("-_", "+/")
+
+
+def _texts_in(field: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The texts at any depth of ``value``, each with the field that holds it."""
+    if isinstance(value, str):
+        yield field, value
+    elif isinstance(value, Mapping):
+        for name, item in cast(JSON, value).items():
+            yield from _texts_in(name, item)
+    elif isinstance(value, list):
+        for item in cast(list[Any], value):
+            yield from _texts_in(field, item)
 
 
 def text_of(content: Any) -> str:
@@ -266,7 +341,10 @@ class MessageProtocol(Protocol):
         ...
 
     def mapping(self, entry: JSON) -> JSON:
-        """The entry as policies get it: ``role``, ``content`` (text), and its tool calls or the call it is the result of."""
+        """The entry as policies get it: ``role``, ``content`` (text), its tool calls or the call it is the result of.
+
+        ``media`` is what `media_in` reads, where the content has any.
+        """
         ...
 
     def with_text(self, entry: JSON, text: str) -> JSON:

@@ -148,12 +148,12 @@ def test_an_extension_that_could_hold_text_is_named_and_not_forwarded(stage, mor
     assert (reply.status_code, f"'{next(iter(more))}'" in reply.text, serving.model.requests) == (400, True, [])
 
 
-@pytest.mark.parametrize("more", [{"thoughts": "x"}, {"content": [{"type": "file", "file": {"file_data": "x"}}]}])
+@pytest.mark.parametrize("more", [{"thoughts": "x"}, {"content": [{"type": "scene", "scene": "x"}]}])
 def test_a_message_that_policies_cannot_read_is_refused(stage, more: Any) -> None:
     serving = stage([], gate=Rules())
     asked = {"model": "m", "messages": [{**USER, **more}]}
     reply = httpx.post(f"{serving.base_url}/chat/completions", json=asked)
-    assert (reply.status_code, "thoughts" in reply.text or "'file'" in reply.text) == (400, True)
+    assert (reply.status_code, "thoughts" in reply.text or "scene" in reply.text) == (400, True)
 
 
 def test_an_image_is_no_text_and_passes(stage) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, ClassVar, Final, Literal
 
@@ -171,6 +171,8 @@ class ContentPolicy(BoundedPolicy):
     case ignored) for values that may pass. With ``redact`` each value is replaced by its kind in brackets; a number becomes
     a string then, and what cannot be replaced (an object that is not JSON) is denied.
 
+    Pictures, recordings and files are not read; the reason of an allow names their kinds.
+
     Time is linear in the action's characters; more than ``max_characters`` are denied. A reason names kinds and places,
     never the value. May be called from several threads at once. Fails closed.
     """
@@ -220,7 +222,8 @@ class ContentPolicy(BoundedPolicy):
         except _Unlookable as error:
             return self.deny(f"{self.slug}-unscanned", str(error), self.severity)
         if not walk.found:
-            return self.allow()
+            unread = action.context.get("media")
+            return replace(self.allow("unread"), reason=f"It did not read: {unread}.") if unread else self.allow()
         what = "; ".join(f"{kind} in {where}" for kind, where in list(walk.found)[:5])
         if self.action == "deny" or walk.fixed:
             advice = "Leave it out" if self.action == "deny" else "It cannot be replaced there; leave it out"
