@@ -25,7 +25,13 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import BoundedDict, Flow, Governor
 from lgov_core.instrumentation.conversation_memory import MAX_REMEMBERED
 from lgov_core.instrumentation.live_span import covered_call
-from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading, tool_flow, unreadable_arguments
+from lgov_core.instrumentation.tool_call import (
+    GovernedToolCall,
+    ToolReading,
+    denied_outcome,
+    refuse_arguments,
+    tool_flow,
+)
 from lgov_core.types import Action, Decision, Kind, Point, ToolOutcome, ToolStatus, new_id
 
 
@@ -80,8 +86,9 @@ class ProposedCalls:
         for call in proposed:
             tool = offered.get(call.name)
             if call_arguments(call) is None and governor.evaluates(Point.PRE_TOOL_CALL):
-                decision, permitted = unreadable_arguments(call.name), call
-                yield from governor.record_flow(_unreadable(call, decision, agent))
+                action = _action(call, "function", agent).changed(operation_id=new_id("op"))
+                decision, permitted = refuse_arguments(governor, action), call
+                yield from governor.record_flow(denied_outcome(action, decision))
             elif tool is not None and is_offered_handoff(tool):
                 decision, permitted = yield from _handoff_flow(governor, call, agent)
             elif (outcome := _unrunnable(call, offered, agent)) is not None:
@@ -152,11 +159,6 @@ def _handoff_flow(governor: Governor, call: FunctionCall, agent: str | None) -> 
         GovernedToolCall(governor, action), passed, lambda _call: ToolReading(f"handed off by {call.name}")
     )
     return result.decision, result.result if result.result is not None else call
-
-
-def _unreadable(call: FunctionCall, decision: Decision, agent: str | None) -> ToolOutcome:
-    action = replace(_action(call, "function", agent), operation_id=new_id("op"))
-    return ToolOutcome(action, "invalid_args", "", "InvalidToolCall", decision.reason, decision)
 
 
 def _unrunnable(call: FunctionCall, offered: Container[str], agent: str | None) -> ToolOutcome | None:

@@ -11,7 +11,7 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Flow, either, run_flow, wait
 from lgov_core.instrumentation.model_call import ModelCall, reply_limit
 from lgov_core.instrumentation.model_flow import Choice, ModelPort, ReplyPart, settle_flow
-from lgov_core.instrumentation.tool_call import GovernedToolCall, unreadable_arguments
+from lgov_core.instrumentation.tool_call import GovernedToolCall
 from lgov_core.scope import current_scope
 from lgov_core.types import Action, Decision, Point, ToolOutcome, ToolStatus
 from lgov_core.wire.turns import JSON, Proposal, Turn, read_arguments, rewritten_entries, with_texts, with_total_usage
@@ -93,8 +93,8 @@ def _evaluate_call(
         action = action.changed(arguments=read_arguments(proposal.raw, unique_keys=False) or {}, text=proposal.raw)
     call = GovernedToolCall(governor, action)
     if unreadable and governor.evaluates(Point.PRE_TOOL_CALL):
-        decision = unreadable_arguments(proposal.name)
-        yield from _recorded(request, call, decision, "invalid_args", "InvalidToolCall", decision.reason)
+        decision = call.refuse()
+        yield from governor.record_flow(call.denied(decision))
         return call, decision
     decision = yield from call.judge_flow()
     if decision.blocks and decision.abort:

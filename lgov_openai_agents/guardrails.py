@@ -32,8 +32,8 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor, readable_json, semconv
 from lgov_core.instrumentation.live_span import LiveSpan, covered_call
 from lgov_core.instrumentation.model_call import ModelCall
-from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading, unreadable_arguments
-from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome
+from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading, denied_outcome, refuse_arguments
+from lgov_core.types import Action, Decision, Effect, Point
 from lgov_openai_agents._internals import trace_processors
 from lgov_openai_agents.items import (
     FRAMEWORK,
@@ -79,10 +79,10 @@ class LgovToolGuardrails:
         context = data.context
         name, call_id = context.qualified_tool_name, context.tool_call_id
         tool = next((tool for tool in data.agent.tools if getattr(tool, "qualified_name", None) == name), None)
-        arguments, unreadable = _as_run(self.governor, tool, name, context.tool_arguments)
+        arguments, problem = _as_run(self.governor, tool, name, context.tool_arguments)
         action = tool_action(self.governor, name, "function", arguments, data, call_id=call_id, agent=data.agent)
         call = GovernedToolCall(self.governor, action)
-        decision = unreadable or await self.governor.adecide(call.action)
+        decision = await self.governor.adecide(call.action) if problem is None else call.refuse(problem)
         if not decision.blocks and decision.arguments is None:
             self._permitted[context] = call, decision
             return ToolGuardrailFunctionOutput.allow()
@@ -102,16 +102,15 @@ class LgovToolGuardrails:
         return _output(decision, decision.denial_message(after=True) if decision.blocks else decision.text)
 
 
-def _as_run(governor: Governor, tool: Any, name: str, text: str | None) -> tuple[Mapping[str, Any], Decision | None]:
-    """The arguments with which the SDK will run ``tool``, or the denial of those that no policy can judge.
+def _as_run(governor: Governor, tool: Any, name: str, text: str | None) -> tuple[Mapping[str, Any], str | None]:
+    """The arguments with which the SDK will run ``tool``, and why no policy can judge them, if that is so.
 
     It validates them again itself: nothing can be handed over from here.
     """
     if not isinstance(tool, FunctionTool):
         return arguments_of(text), None
     validated = FunctionArguments(tool, text or "", name)
-    problem = validated.problem if governor.evaluates(Point.PRE_TOOL_CALL) else None
-    return validated.arguments, None if problem is None else unreadable_arguments(name, problem)
+    return validated.arguments, validated.problem if governor.evaluates(Point.PRE_TOOL_CALL) else None
 
 
 def _output(decision: Decision, text: str | None) -> ToolGuardrailFunctionOutput:
@@ -235,12 +234,15 @@ class LgovRunHooks(RunHooks[Any]):
         if current_run(self.governor) is not None or covered_call() is not None or _is_governed(tool):
             return
         name = getattr(context, "qualified_tool_name", None) or tool.name
-        arguments, unreadable = _as_run(self.governor, tool, name, getattr(context, "tool_arguments", None))
+        arguments, problem = _as_run(self.governor, tool, name, getattr(context, "tool_arguments", None))
         call_id = getattr(context, "tool_call_id", None)
         action = tool_action(self.governor, name, "function", arguments, context, call_id=call_id, agent=agent)
-        decision = unreadable or await self.governor.adecide(action)
+        if problem is None:
+            decision = await self.governor.adecide(action)
+        else:
+            decision = refuse_arguments(self.governor, action, problem)
         if decision.blocks or decision.arguments is not None:
-            await self.governor.arecord(ToolOutcome(action, "denied", decision=decision))
+            await self.governor.arecord(denied_outcome(action, decision))
             raise PolicyDenied(decision)
 
 

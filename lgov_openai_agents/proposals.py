@@ -24,7 +24,13 @@ from lgov_core.instrumentation import Flow, Governor
 from lgov_core.instrumentation.endpoint_headers import endpoint_headers
 from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_core.instrumentation.model_call import reply_limit
-from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading, tool_flow, unreadable_arguments
+from lgov_core.instrumentation.tool_call import (
+    GovernedToolCall,
+    ToolReading,
+    denied_outcome,
+    refuse_arguments,
+    tool_flow,
+)
 from lgov_core.scope import current_scope
 from lgov_core.types import Action, Decision, Point, ToolOutcome, new_id
 from lgov_core.wire.turns import read_arguments
@@ -142,8 +148,9 @@ def judge_proposals_flow(
         if action is not None:
             action = replace(action, agent=agent, framework=items.FRAMEWORK, native=item)
             if _is_unreadable(governor, item):
-                denial = unreadable_arguments(action.name)
-                yield from governor.record_flow(_invalid(action, denial))
+                action = action.changed(operation_id=new_id("op"))
+                denial = refuse_arguments(governor, action)
+                yield from governor.record_flow(denied_outcome(action, denial))
                 denied.append((item, denial))
                 output.append(item)
                 continue
@@ -178,11 +185,6 @@ def _is_unreadable(governor: Governor, item: Any) -> bool:
     """Returns whether programs may read the arguments of a proposal differently, and a policy would judge them."""
     text = getattr(item, "arguments", None)
     return isinstance(text, str) and read_arguments(text) is None and governor.evaluates(Point.PRE_TOOL_CALL)
-
-
-def _invalid(action: Action, denial: Decision) -> ToolOutcome:
-    action = action.changed(operation_id=new_id("op"))
-    return ToolOutcome(action, "invalid_args", "", "InvalidToolCall", denial.reason, denial)
 
 
 def _permitted(arguments: Mapping[str, Any]) -> Mapping[str, Any]:

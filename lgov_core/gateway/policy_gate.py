@@ -22,9 +22,9 @@ from lgov_core.governor import Governor
 from lgov_core.instrumentation.conversation_memory import MessageDecisionCache, OpeningTexts, UserText
 from lgov_core.instrumentation.model_call import ModelCall, reply_limit
 from lgov_core.instrumentation.model_flow import CallPort, Choice, ReplyPart, judge_request_flow, settle_flow
-from lgov_core.instrumentation.tool_call import unreadable_arguments
+from lgov_core.instrumentation.tool_call import denied_outcome, refuse_arguments
 from lgov_core.scope import RolloutScope, enter_scope
-from lgov_core.types import Action, Decision, Kind, Point, ToolOutcome, new_id
+from lgov_core.types import Action, Decision, Kind, Point, new_id
 from lgov_core.wire.exchange import ToolCall
 from lgov_core.wire.turns import ModelReading, read_arguments, token_usage, with_texts
 
@@ -316,17 +316,15 @@ class EndpointCall(CallPort[GateReply, "list[GateReply]"]):
                 context={"user_text": user_texts},
             )
             if arguments is None:
-                decision = unreadable_arguments(call.name)
-                unread = replace(action, text=call.arguments)
-                outcome = ToolOutcome(unread, "invalid_args", "", "InvalidToolCall", decision.reason, decision)
+                action = replace(action, text=call.arguments)
+                decision = refuse_arguments(self.governor, action)
             else:
                 decision = yield from self.governor.decision_flow(action)
-                outcome = ToolOutcome(action, "denied", decision=decision)
             if not decision.blocks:
                 changed = decision.arguments
                 kept.append(call if changed is None else replace(call, arguments=json.dumps(dict(changed))))
                 continue
-            yield from self.governor.record_flow(outcome)
+            yield from self.governor.record_flow(denied_outcome(action, decision))
             if decision.fault or decision.abort:
                 raise _refusal(decision)
             denials.append(decision.denial_message())

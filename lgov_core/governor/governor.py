@@ -171,9 +171,13 @@ class Governor(Observers):
         stateful = (getattr(plugin, "stateful", False) is True for plugin in self.manager.get_plugins())
         return bool(self._observing) or any(stateful)
 
-    def refuse(self, action: Action, rule: str, reason: str) -> Decision:
-        """Denies ``action`` without asking a policy, because it cannot be read for certain; on record as any decision."""
-        return self._taken(in_scope(action, identify=self._needs_ids()), fault("lgov", rule, reason))
+    def refuse(self, action: Action, rule: str, reason: str, *, is_fault: bool = True) -> Decision:
+        """Denies ``action`` without asking a policy, because it cannot be read for certain; on record as any decision.
+
+        ``is_fault`` is false where the agent itself wrote what cannot be read.
+        """
+        denial = fault("lgov", rule, reason) if is_fault else Decision(Effect.DENY, "lgov", rule, reason)
+        return self._taken(in_scope(action, identify=self._needs_ids()), denial)
 
     def _taken(self, action: Action, decision: Decision) -> Decision:
         began = time.perf_counter()

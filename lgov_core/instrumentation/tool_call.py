@@ -17,7 +17,7 @@ from lgov_core.flow import Flow, foreign
 from lgov_core.governor import Governor
 from lgov_core.instrumentation.live_span import CoveredCall, LiveSpan
 from lgov_core.trace import semconv
-from lgov_core.types import Action, Decision, Effect, JSONValue, Point, ToolOutcome, ToolStatus
+from lgov_core.types import Action, Decision, JSONValue, Point, ToolOutcome, ToolStatus
 
 if TYPE_CHECKING:
     from lgov_core.instrumentation.tool_arguments import ToolArguments
@@ -59,14 +59,22 @@ class GovernedResult:
         return self.decision.denial_message(after=self.ran) if self.decision.blocks else None
 
 
-def unreadable_arguments(name: str, problem: str = "") -> Decision:
-    """The denial of a call of the tool ``name`` whose arguments programs may read differently.
+def refuse_arguments(governor: Governor, action: Action, problem: str = "") -> Decision:
+    """Denies a call whose arguments programs may read differently, without asking a policy; the decision is on record.
 
     ``problem`` says what is wrong with them, where that is known.
     """
     problem = problem or "they are not one JSON object of plain values in which each key is there once"
-    reason = f"the arguments of {name} cannot be judged: {problem}; write them anew"
-    return Decision(Effect.DENY, "lgov", UNREADABLE, reason)
+    reason = f"the arguments of {action.name} cannot be judged: {problem}; write them anew"
+    return governor.refuse(action, UNREADABLE, reason, is_fault=False)
+
+
+def denied_outcome(action: Action, decision: Decision, started_at: float | None = None) -> ToolOutcome:
+    """The outcome of a call that ``decision`` denied; it has to be recorded."""
+    outcome = ToolOutcome(action, "denied", decision=decision, started_at=started_at or time.time())
+    if decision.rule != UNREADABLE:
+        return outcome
+    return replace(outcome, status="invalid_args", error_type="InvalidToolCall", error=decision.reason)
 
 
 def own_arguments(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -132,9 +140,9 @@ class GovernedToolCall:
 
     def _decision_flow(self) -> Flow[Decision]:
         """Judges the arguments; where a policy changes them, what the schema yields for those, until it is the same."""
-        validated, name = self._validated, self.action.name
+        validated = self._validated
         if validated is not None and validated.problem is not None and self.governor.evaluates(Point.PRE_TOOL_CALL):
-            return unreadable_arguments(name, validated.problem)
+            return self.refuse(validated.problem)
         decision = yield from self.governor.decision_flow(self.action)
         if validated is None:
             return decision
@@ -147,13 +155,17 @@ class GovernedToolCall:
                 if did_not_fit:  # the framework says so
                     return decision
                 problem = f"{decision.policy} rewrote them, and so they do not fit the tool: {validated.complaint}"
-                return unreadable_arguments(name, problem)
+                return self.refuse(problem)
             if validated.is_judged(decision.arguments):
                 return decision
             self._permitted = settled
             self._judge_as(self.action.changed(arguments=own_arguments(settled)))
             decision = yield from self.governor.decision_flow(self.action)
-        return unreadable_arguments(name, f"{decision.policy} and the tool's schema rewrite them again and again")
+        return self.refuse(f"{decision.policy} and the tool's schema rewrite them again and again")
+
+    def refuse(self, problem: str = "") -> Decision:
+        """Denies the call without asking a policy, see `refuse_arguments`; the outcome has to be recorded."""
+        return refuse_arguments(self.governor, self.action, problem)
 
     def _judge_as(self, action: Action) -> None:
         self.action = self.covered.action = action
@@ -179,15 +191,9 @@ class GovernedToolCall:
 
     def denied(self, decision: Decision) -> ToolOutcome:
         """Ends the span of a call that does not run; the outcome has to be recorded."""
-        outcome = self._denied(decision)
+        outcome = denied_outcome(self.as_run, decision, self.started_at)
         self._end(outcome)
         return outcome
-
-    def _denied(self, decision: Decision) -> ToolOutcome:
-        outcome = ToolOutcome(self.as_run, "denied", decision=decision, started_at=self.started_at)
-        if decision.rule != UNREADABLE:
-            return outcome
-        return replace(outcome, status="invalid_args", error_type="InvalidToolCall", error=decision.reason)
 
     def _ran(self, decision: Decision, status: ToolStatus, **facts: Any) -> ToolOutcome:
         took = time.perf_counter() - self.clock
@@ -198,7 +204,7 @@ class GovernedToolCall:
         error_type, error = reading.error_type, None
         if reading.status != "ok":
             if self.covered.refused is not None:
-                return self._denied(self.covered.refused)
+                return denied_outcome(self.as_run, self.covered.refused, self.started_at)
             raised = self.covered.raised  # before the framework turned it into a text
             error_type = error_type or (type(raised).__name__ if raised is not None else None)
             error = reading.error or (str(raised) if raised is not None else None) or reading.text
@@ -207,7 +213,7 @@ class GovernedToolCall:
     def raised(self, decision: Decision, error: BaseException) -> ToolOutcome:
         """The outcome of a call that raised; denied, if its changed form was denied."""
         if self.covered.refused is not None:
-            return self._denied(self.covered.refused)
+            return denied_outcome(self.as_run, self.covered.refused, self.started_at)
         return self._ran(decision, failure_status(error), error_type=type(error).__name__, error=str(error))
 
     def finish(self, outcome: ToolOutcome) -> bool:

@@ -118,6 +118,7 @@ async def test_a_handoff_with_broken_arguments_is_denied(way: str) -> None:
     assert not any(isinstance(message, HandoffMessage) for message in result.messages)
     (outcome,) = seen.outcomes
     assert (outcome.status, outcome.decision.rule) == ("invalid_args", "unreadable-arguments")
+    assert [event.decision for event in seen.decisions()] == [outcome.decision]
     assert outcome.action.arguments == {"arguments": "{broken"}
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import date
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -33,6 +34,7 @@ from pydantic import (
     create_model,
 )
 
+from lgov_core.audit import AuditLog
 from lgov_core.instrumentation.tool_arguments import fields_in, is_same, plain
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.testing import ScriptedModelServer, ScriptedReply
@@ -334,7 +336,9 @@ UNREADABLE = {
 @pytest.mark.parametrize("mode", ["async", "streaming"])
 @pytest.mark.parametrize("text", UNREADABLE)
 @pytest.mark.parametrize("name", AGENTS)
-def test_what_programs_read_differently_is_denied_and_recorded(name: str, text: str, mode: str, model: Model) -> None:
+def test_what_programs_read_differently_is_denied_and_recorded(
+    name: str, text: str, mode: str, model: Model, tmp_path: Path
+) -> None:
     if name == "openai" and text == "two names":
         pytest.skip("who parses the arguments itself says which names it takes")
     if name == "openai_agents" and text.startswith("half"):
@@ -342,10 +346,16 @@ def test_what_programs_read_differently_is_denied_and_recorded(name: str, text: 
             call(name, "instrumented", model, Named, UNREADABLE[text], mode)
         return
     for way in ("explicit", "instrumented"):
-        outcome, ran, judge = call(name, way, model, Named, UNREADABLE[text], mode)
+        with AuditLog(tmp_path / f"{way}.db", signer=None) as log:
+            outcome, ran, judge = call(name, way, model, Named, UNREADABLE[text], mode, audit=log)
+            entries = [entry for entry in log.entries() if entry.name == "act"]
         assert (ran, judge.judged) == ([], {})
         assert (outcome.status, outcome.error_type) == ("invalid_args", "InvalidToolCall")
-        assert outcome.decision.rule == "unreadable-arguments"
+        decided, ended = entries
+        assert (decided.kind, decided.effect, decided.rule) == ("decision", "deny", "unreadable-arguments")
+        assert (ended.kind, ended.status, ended.refers_to) == ("outcome", "invalid_args", decided.entry_id)
+        assert not decided.body.get("parts")
+        assert not outcome.decision.fault, "the model wrote them"
         assert "the arguments of act cannot be judged" in model.read
 
 
@@ -358,11 +368,13 @@ def call(
     mode: str = "async",
     *,
     rewrites: bool = False,
+    audit: AuditLog | None = None,
 ) -> tuple[Any, Ran, Judge]:
     """The outcome of one call, what the function got, and the policy that judged it."""
     ask, driver = AGENTS[name]
     judge, ran, seen = Judge(rewrites=rewrites), Ran(), Seen()
     governor, model.text = make_governor(judge, seen), text
+    governor.audit = audit
     with driver.governed(way, governor):
         ask(schema, ran, Program(model.server.base_url, governor, way, mode))
     governor.close()

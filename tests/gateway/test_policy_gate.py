@@ -324,13 +324,14 @@ def test_what_a_failed_call_set_aside_is_given_back(governed):
     assert ask(serving).message.content == "fine"
 
 
-def test_arguments_that_two_readers_read_differently_are_denied(governed):
+def test_arguments_that_two_readers_read_differently_are_denied_on_record(governed, tmp_path):
     serving = governed(
         [ScriptedReply(tool_calls=[ScriptedCall("run_sql", '{"query": "SELECT 1", "query": "DROP TABLE t"}')])]
     )
     choice = ask(serving)
     assert not choice.message.tool_calls
     assert "each key is there once" in choice.message.content
+    assert ("pre_tool_call", "run_sql", "deny") in entries(tmp_path)
 
 
 def test_a_policy_file_that_does_not_load_opens_no_gate(tmp_path):

@@ -41,6 +41,8 @@ def test_what_cannot_be_read_is_refused_on_record_without_asking_a_policy(tmp_pa
     decision = subject.refuse(call(q="x"), "unreadable-reply", "two tool calls have the same id")
     [entry] = [entry for entry in audit.entries() if entry.entry_id == decision.decision_id]
     assert (entry.effect, decision.rule, subject.effects["deny"]) == ("deny", "unreadable-reply", 1)
+    assert decision.fault
+    assert not subject.refuse(call(q="x"), "unreadable-arguments", "a key is there twice", is_fault=False).fault
     audit.close()
     assert subject.refuse(call(q="x"), "unreadable-reply", "").rule == "audit-failed"
 

@@ -36,9 +36,9 @@ def test_ambiguous_arguments_are_denied(written: str):
     with served(Point.PRE_TOOL_CALL, lambda rule, action: None, *script) as one:
         assert one.chat().choices[0].message.content == "sorry"
         assert one.client.responses.create(model="m", input="go").output_text == "sorry"
-    assert one.judged == []
     assert "not one JSON object" in one.sent(1)[-1]["content"]
     assert [outcome.status for outcome in one.seen.outcomes] == ["invalid_args", "invalid_args"]
+    assert [event.decision.rule for event in one.seen.decisions()] == ["unreadable-arguments"] * 2
 
 
 def test_a_call_of_a_tool_that_was_not_offered_is_recorded_as_that():

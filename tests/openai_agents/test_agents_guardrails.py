@@ -120,7 +120,9 @@ def test_what_the_tool_will_get_is_judged(way: str, text: str, seen: Seen) -> No
         run("async", Agent(name="a", model=chat_model(server), tools=[tool]), "go", **hooks)
     if text != '{"file": "a"}':
         assert got == []
-        assert [outcome.decision.rule for outcome in seen.outcomes] == ["unreadable-arguments"]
+        (outcome,), (decided,) = seen.outcomes, seen.decisions()
+        assert (outcome.status, decided.decision.rule) == ("invalid_args", "unreadable-arguments")
+        assert outcome.decision is decided.decision
         return
     assert got == ["a"]
     assert {str(event.action.arguments) for event in seen.decisions(Point.PRE_TOOL_CALL)} == {"{'path': 'a'}"}

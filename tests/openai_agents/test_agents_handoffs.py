@@ -62,6 +62,7 @@ def test_a_hand_off_whose_arguments_are_read_differently_does_not_happen(seen: S
     assert result.last_agent.name == "first"
     (outcome,) = seen.outcomes
     assert (outcome.status, outcome.decision.rule) == ("invalid_args", "unreadable-arguments")
+    assert [event.decision for event in seen.decisions()] == [outcome.decision]
 
 
 @pytest.mark.parametrize("mode", ["sync", "streaming"])
