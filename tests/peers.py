@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PEERS = ROOT / ".peers"
 #: What lgov itself needs for judging, in an environment that has nothing of lgov installed.
-_NEEDED = ("pyyaml", "pluggy", "fastjsonschema", "sqlglot", "click", "rich")
+_NEEDED = ("pyyaml", "pluggy", "fastjsonschema", "sqlglot", "click", "rich", "regex")
 
 
 class PeerUnavailable(Exception):

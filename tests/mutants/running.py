@@ -46,7 +46,7 @@ _ARGUMENTS = (
 #: Loaded once, before the forks.
 _SLOW_IMPORTS = (
     "autogen_agentchat.agents", "autogen_agentchat.teams", "autogen_ext.models.openai", "cryptography", "fastjsonschema",
-    "hypothesis", "msgspec", "pytest_asyncio", "re2", "sqlglot", "yaml",
+    "hypothesis", "msgspec", "pytest_asyncio", "re2", "regex", "sqlglot", "yaml",
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from lgov_core.errors import PolicyError
 from lgov_core.governor.options import DataFile
 from lgov_core.governor.patterns import surely_matches
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.content.text_views import readings, written_number
+from lgov_core.policies.content.text_views import readings, searching, written_number
 from lgov_core.policies.options import Count, PolicyOptions, Texts, takes
 from lgov_core.types import Action, Decision, Point, Severity
 
@@ -90,7 +90,8 @@ class Pattern:
         group = 1 if self.regex.groups else 0
         # The name that a value is given to may stand before `start`.
         position = max(0, start - LOOK_BACK) if group else start
-        while (match := self.regex.search(text, position)) is not None:
+        search = searching(self.regex, text).search
+        while (match := search(text, position)) is not None:
             begin = match.start(group)
             # The next match may begin one character on, so that what is found at a place depends on no other match.
             position = match.start() + 1

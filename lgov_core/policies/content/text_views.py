@@ -22,6 +22,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from typing import Final, cast
 
 #: Characters that show nothing: soft hyphen, joiners, direction marks, variation selectors, tags.
 INVISIBLE = re.compile(
@@ -45,7 +47,7 @@ _JOINT = re.compile(r"""(?<=[\w/+=.-])["'`]\s{0,8}(?:(?:\+|\.|,|&|\|\||\\)?\s{0,
 _LINE_END = re.compile(r"(?<=[\w/+=-])[\\=]?\r?\n[ \t]{0,16}(?=[\w/+=-])")
 #: A text whose characters, or pairs of them, stand apart: ``A K I A``, ``AK-IA-Q4``.
 _APART = re.compile(
-    r"(?<!\w)(?:\w([ .,:;|/_*~\-]{1,3})\w(?:\1\w){8,}|\w\w([ .,:;|/_*~\-]{1,3})\w\w(?:\2\w\w){5,})(?!\w)"
+    r"(?<!\w)(?:\w([ .,:;|/_*~\-]{1,3})\w(?:\1\w(?![^\W_])){8,}+|\w\w([ .,:;|/_*~\-]{1,3})\w\w(?:\2\w\w(?![^\W_])){5,}+)"
 )
 #: A shorter run of digits holds no text that matters.
 MIN_RUN = 16
@@ -54,10 +56,10 @@ _BASE32_RUN = re.compile(r"(?<![A-Za-z0-9])(?:[A-Z2-7]{16,}|[a-z2-7]{16,})={0,6}
 #: With signs that are seldom in names and paths.
 _BASE85_RUN = re.compile(r"(?<![^\s\"'])(?=(?:[\w./:=-]*[^\w\s./:=-]){3})(?:<~)?[!-~]{20,400}(?![^\s\"'])")
 _HEX_RUN = re.compile(
-    r"(?<![0-9A-Za-z])(?:0[xX])?[0-9A-Fa-f]{2}(?:[ :,=-]{0,2}(?:0[xX])?[0-9A-Fa-f]{2}){9,}(?![0-9A-Za-z])"
+    r"(?<![0-9A-Za-z])(?:0[xX])?[0-9A-Fa-f]{2}(?:[ :,=-]{0,2}(?:0[xX])?[0-9A-Fa-f]{2}(?![0-9A-Fa-f]{0,8}[G-Zg-z])){9,}+"
 )
-_BITS_RUN = re.compile(r"(?<!\d)[01]{8}(?:[ ,]{0,2}[01]{8}){9,}(?!\d)")
-_CODES_RUN = re.compile(r"(?<![\d.])\d{2,3}(?:[^\d\n.]{1,12}\d{2,3}){9,}(?![\d.])")
+_BITS_RUN = re.compile(r"(?<!\d)[01]{8}(?:[ ,]{0,2}[01]{8}){9,}+")
+_CODES_RUN = re.compile(r"(?<![\d.])\d{2,3}(?:[^\d\n.]{1,12}\d{2,3}(?!\d|\.\d)){9,}+")
 #: Longer ones are not read backwards: a key is short.
 _WORD = re.compile(r"(?<![^\s\"'`<>()])(?=[^\s\"'`<>()\d]{0,4096}\d)[^\s\"'`<>()]{16,4096}(?![^\s\"'`<>()])")
 _OTHER_HALF = str.maketrans(
@@ -68,6 +70,21 @@ MAX_DEPTH, MAX_TIMES, MAX_MORE = 4, 4, 20_000
 #: The most that is unpacked of one compressed run, in bytes.
 MAX_UNPACKED = 20_000
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+#: The most characters that `re` searches at once: 20 ms, in which no other thread of the process runs.
+_MOST_HELD: Final = 200_000
+
+
+def searching(pattern: re.Pattern[str], text: str) -> re.Pattern[str]:
+    """``pattern``, for a long ``text`` as one of `regex`: half as fast on some texts, but other threads run meanwhile."""
+    return pattern if len(text) <= _MOST_HELD else _unlocked(pattern)
+
+
+@cache
+def _unlocked(pattern: re.Pattern[str]) -> re.Pattern[str]:
+    import regex
+
+    ignore_case = regex.IGNORECASE if pattern.flags & re.IGNORECASE else 0
+    return cast("re.Pattern[str]", regex.compile(pattern.pattern, ignore_case))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +109,16 @@ def _replaced(text: str, pattern: re.Pattern[str], replacement: Callable[[re.Mat
     parts: list[str] = []
     starts, ends = array("I"), array("I")
     last = 0
-    for match in pattern.finditer(text):
+    for match in searching(pattern, text).finditer(text):
         start, end = match.span()
         new = replacement(match)
-        parts += [text[last:start], new]
-        starts.extend([*range(last, start), *[start] * len(new)])
-        ends.extend([*range(last + 1, start + 1), *[end] * len(new)])
+        if last < start:
+            parts.append(text[last:start])
+            starts.extend(range(last, start))
+            ends.extend(range(last + 1, start + 1))
+        parts.append(new)
+        starts.extend([start] * len(new))
+        ends.extend([end] * len(new))
         last = end
     starts.extend(range(last, len(text)))
     ends.extend(range(last + 1, len(text) + 1))
@@ -107,15 +128,15 @@ def _replaced(text: str, pattern: re.Pattern[str], replacement: Callable[[re.Mat
 def plain_view(text: str) -> View:
     r"""``text`` without invisible characters, in compatibility form with ASCII digits; ``\n`` of two characters is space."""
     plain = text.isascii() or not (
-        INVISIBLE.search(text)
-        or _DASHES.search(text)
-        or _OTHER_DIGIT.search(text)
+        searching(INVISIBLE, text).search(text)
+        or searching(_DASHES, text).search(text)
+        or searching(_OTHER_DIGIT, text).search(text)
         or not unicodedata.is_normalized("NFKC", text)
     )
     view = View(text) if plain else _replaced(text, _NOT_ASCII, _compatible)
     if "\\" not in view.text:
         return view
-    spaced = _LINE_ESCAPE.sub(_spaces, view.text)  # of the same length
+    spaced = searching(_LINE_ESCAPE, view.text).sub(_spaces, view.text)  # of the same length
     return View(spaced, view.starts, view.ends)
 
 
@@ -176,7 +197,7 @@ def _decoded(reading: Reading) -> Iterator[Reading]:
     """The readings that one decoder each makes of a reading."""
     text = reading.text
     for pattern, replacement in _IN_PLACE:
-        if pattern.search(text) is not None:
+        if searching(pattern, text).search(text) is not None:
             yield _step(reading, _replaced(text, pattern, replacement))
     if (view := _fragments(decoded_runs(text))).text:
         yield _step(reading, view)
@@ -204,7 +225,7 @@ def _fragments(runs: Iterable[tuple[int, int, str]]) -> View:
 
 def _garbled_words(text: str) -> Iterator[tuple[int, int, str]]:
     """The words with digits, backwards, by the other half of the alphabet, and both."""
-    for match in _WORD.finditer(text):
+    for match in searching(_WORD, text).finditer(text):
         word, other_half = match.group(), match.group().translate(_OTHER_HALF)
         for garbled in (word[::-1], other_half, other_half[::-1]):
             yield *match.span(), garbled
@@ -234,13 +255,13 @@ _IN_PLACE = ((_ESCAPE, _character), (_JOINT, _nothing), (_LINE_END, _nothing), (
 
 def decoded_runs(text: str) -> Iterator[tuple[int, int, str]]:
     """The runs of digits to a base that are text once decoded, and unpacked: (start, end, that text)."""
-    for match in _BASE64_RUN.finditer(text):
+    for match in searching(_BASE64_RUN, text).finditer(text):
         for begin, run in _segments(match):
             plain = _from_base64(run)
             if plain is not None:
                 yield begin, begin + len(run), plain
     for pattern, to_bytes in _RUNS:
-        for match in pattern.finditer(text):
+        for match in searching(pattern, text).finditer(text):
             data = to_bytes(match.group())
             plain = None if data is None else _readable(data)
             if plain is not None:
