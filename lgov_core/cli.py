@@ -10,6 +10,7 @@ from lgov_core.commands.group import Commands, Exit, LazyGroup, exit_status
 _COMMANDS: Commands = {
     "init": ("Write a policy, settings and a small agent to start from.", "init:init"),
     "run": ("Run an unedited Python program under policy.", "run:run"),
+    "mcp": ("Put an MCP server under policy, for any client.", "run:mcp"),
     "view": ("Look at runs, rollouts, tokens and decisions in the browser.", "traces:view"),
     "policy": (
         "Check, explain, test and propose policy files.",
@@ -45,10 +46,9 @@ _COMMANDS: Commands = {
     "serve": ("Serve the training endpoint (OpenAI-compatible).", "serve:serve"),
     "train": ("Train a model on an agent's rollouts.", "train:train"),
     "models": (
-        "List, pull, measure, export and promote models.",
+        "Pull, list, measure, export and promote models.",
         {
-            "list": ("List the models that lgov knows by name.", "models:list_models"),
-            "pull": ("Download a model and convert it, once.", "models:pull"),
+            "pull": ("Download a model once, or list the models that lgov knows.", "models:pull"),
             "eval": ("Measure a checkpoint on held-out tasks.", "models:evaluate"),
             "export": ("Export a checkpoint for transformers or PEFT.", "models:export"),
             "promote": ("Serve a checkpoint under a name.", "models:promote"),

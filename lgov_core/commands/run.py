@@ -1,4 +1,4 @@
-"""``lgov run``: an unedited program under policy."""
+"""``lgov run`` and ``lgov mcp``: an unedited program, and an MCP server, under policy."""
 
 from __future__ import annotations
 
@@ -106,3 +106,51 @@ def run(
     from lgov_core.process.confined import run_confined
 
     ctx.exit(run_confined(command, options, strict=confine == "strict", preset=preset))
+
+
+@click.command(
+    context_settings={"allow_interspersed_args": False},
+    epilog=exit_status(
+        Exit.CANNOT_GOVERN, Exit.INTERRUPTED, more="0 the client has ended; 1 the server has; 2 wrong usage"
+    ),
+)
+@policy_option
+@settings_option
+@click.option("--url", help="Address of a server that speaks streamable HTTP, instead of COMMAND.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="Serve clients over streamable HTTP at this port of 127.0.0.1; needs --url. [default: standard input and output]",
+)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def mcp(
+    ctx: click.Context,
+    assignments: Mapping[str, str],
+    url: str | None,
+    port: int | None,
+    command: tuple[str, ...],
+    **flags: Any,
+) -> None:
+    """Put an MCP server under policy, for any client: it takes the place of the server's command.
+
+    \b
+      lgov mcp --policy policy.yaml -- npx -y @modelcontextprotocol/server-filesystem .
+      lgov mcp --policy policy.yaml --url https://tools.example.org/mcp
+
+    Tools are pinned at their first use. Calls, results, resources and prompts are judged and recorded as those of every agent
+    are; a denied call is a result that the model reads. Everything else passes as it is. Headers for the server at --url, one
+    a line, are taken from LGOV_MCP_HEADERS.
+    """  # noqa: D301 - click wants the control character
+    from lgov_core.governance import Governance
+    from lgov_core.process.mcp_proxy import MCPOptions, run_mcp
+
+    if bool(command) == bool(url):
+        raise click.UsageError("name the server: by its COMMAND behind --, or by --url")
+    if port is not None and url is None:
+        raise click.UsageError("--port needs --url")
+    try:
+        settings = load_settings(flags, texts=assignments)
+    except LgovError as error:
+        raise InstrumentationError(f"not run: {error.message}", hint=error.hint) from error
+    ctx.exit(run_mcp(MCPOptions(Governance.from_settings(settings), command, url, port)))

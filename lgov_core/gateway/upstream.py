@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -18,7 +18,7 @@ from lgov_core.gateway.limits import Reading
 from lgov_core.gateway.protocol import ANY_MODEL, ReceivedBody, UpstreamRejection
 from lgov_core.gateway.upstream_pool import FAILURES, Replica, UpstreamPool
 from lgov_core.wire.apis import BY_ROUTE
-from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece, frame, read_event
+from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece, frame, read_event, sse_frames
 
 _UNKNOWN_FIELD = re.compile(
     r"unknown|unrecogni[sz]ed|unexpected|unsupported|not supported|extra (inputs?|fields?)", re.I
@@ -140,7 +140,7 @@ class UpstreamEngine:
         async with self._response(request, api.path, self._stream_timeout) as (replica, response):
             if response.content_type != "text/event-stream":
                 raise UpstreamError(f"the upstream {replica.url} does not stream: it sent {response.content_type}")
-            frames = _frames(response.content.iter_any())
+            frames = sse_frames(response.content.iter_any())
             async for data, raw in frames:
                 if data is None:  # comments, and what has no end
                     if assembler.finished or raw.endswith((b"\n\n", b"\n\r\n")):
@@ -266,28 +266,6 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
         if size > _LONGEST_REPLY:
             raise UpstreamError(f"the reply of the upstream has more than {_LONGEST_REPLY} bytes")
     return b"".join(parts)
-
-
-async def _frames(parts: AsyncIterator[bytes]) -> AsyncIterator[tuple[str | None, bytes]]:
-    """Server-sent events: the data of each (None where it has none), and its bytes with the blank line that ends it.
-
-    What is left at the end without a blank line comes last, without data.
-    """
-    rest = b""
-    frame: list[bytes] = []
-    data: list[str] = []
-    async for chunk in parts:
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            frame.append(line)
-            bare = line.removesuffix(b"\r")
-            if bare.startswith(b"data:"):
-                data.append(bare[5:].removeprefix(b" ").decode())
-            elif not bare:
-                yield "\n".join(data) if data else None, b"\n".join([*frame, b""])
-                frame, data = [], []
-    if rest_of_stream := b"\n".join([*frame, rest]):
-        yield None, rest_of_stream
 
 
 class RegisteredModels:

@@ -5,7 +5,7 @@ Server-sent events are written by `frame`; an `Assembler` puts them together int
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -219,6 +219,28 @@ def frame(content: Any, event: str | None = None) -> bytes:
 
 #: The last event of a stream of chat completions or completions.
 DONE: Final = b"data: [DONE]\n\n"
+
+
+async def sse_frames(parts: AsyncIterator[bytes]) -> AsyncIterator[tuple[str | None, bytes]]:
+    """Server-sent events: the data of each (None where it has none), and its bytes with the blank line that ends it.
+
+    What is left at the end without a blank line comes last, without data.
+    """
+    rest = b""
+    frame: list[bytes] = []
+    data: list[str] = []
+    async for chunk in parts:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            frame.append(line)
+            bare = line.removesuffix(b"\r")
+            if bare.startswith(b"data:"):
+                data.append(bare[5:].removeprefix(b" ").decode())
+            elif not bare:
+                yield "\n".join(data) if data else None, b"\n".join([*frame, b""])
+                frame, data = [], []
+    if rest_of_stream := b"\n".join([*frame, rest]):
+        yield None, rest_of_stream
 
 
 def read_event(data: str) -> dict[str, Any]:

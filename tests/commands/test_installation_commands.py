@@ -52,14 +52,14 @@ def test_doctor_shows_settings_with_origins_and_problems(folder: Path) -> None:
     assert "did you mean port" in result.stdout
 
 
-def test_models_list_says_which_are_here(folder: Path) -> None:
+def test_models_pull_without_a_name_says_which_are_here(folder: Path) -> None:
     (folder / "lgov.toml").write_text('cache = "cache"\n')
-    here = {model["name"]: model["available"] for model in json.loads(lgov("models", "list", "--json").stdout)}
+    here = {model["name"]: model["available"] for model in json.loads(lgov("models", "pull", "--json").stdout)}
     assert here == {"tiny": True, "smollm2": False}
     model = folder / "cache" / "models" / "smollm2"
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
-    assert str(model) in lgov("models", "list", "--json").stdout
+    assert str(model) in lgov("models", "pull", "--json").stdout
     assert lgov("models", "pull", "smollm2").stdout == f"{model}\n"
 
 

@@ -196,7 +196,7 @@ def test_eval_says_how_good_with_intervals_and_against_the_start(
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
     command = [
         "models", "eval", f"{runs[False][0]}/last", str(tmp_path / "tasks.jsonl"), "--agent", f"{tmp_path}/agent.py:digits",
-        "--start", "--folder", str(tmp_path / "out"), "--samples", "2", "--nworkers", "2",
+        "--start", "--folder", str(tmp_path / "out"), "--samples", "2", "--set", "workers=2",
     ]  # fmt: skip
     shown = CliRunner().invoke(cli, [*command, "--json"])
     assert shown.exit_code == 0, shown.output

@@ -59,7 +59,7 @@ def evaluated(run: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -
     (folder / "tasks.jsonl").write_text('{"question": "a", "pays": 1.0}\n{"question": "b", "pays": 0.0}\n')
     done = lgov(
         "models", "eval", run[0], folder / "tasks.jsonl", "--agent", f"{folder}/agent.py:digits", "--start",
-        "--max-new-tokens", "2", "--folder", folder / "out",
+        "--set", "max_new_tokens=2", "--folder", folder / "out",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     return folder / "out"
@@ -213,7 +213,7 @@ def test_every_reader_of_a_model_knows_promoted_names(
     assert model_source("writer") == model_source("writer@1") == folder
     assert model_place("writer") == str(Path(folder).absolute())
     assert (pinned("writer"), pinned("writer@1"), pinned("tiny")) == ("writer@1", "writer@1", "tiny")
-    listed = json.loads(lgov("models", "list", "--json").stdout)
+    listed = json.loads(lgov("models", "pull", "--json").stdout)
     assert {one["name"]: one["about"] for one in listed}["writer"] == "promoted, version 1"
     with pytest.raises(ModelError, match="no promoted model reader in "):
         load_model("reader@1")
