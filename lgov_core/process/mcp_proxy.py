@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import select
 import signal
 import socket
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 #: Headers for a server with an address, one a line: where its credentials belong.
 HEADERS_VARIABLE: Final = "LGOV_MCP_HEADERS"
 _PATH: Final = "/mcp"
+#: The lines of an event that are passed on beside its data, which is always written anew; other readers also end lines at CR.
+_FIELD: Final = re.compile(rb"(?:id|event|retry|):[^\r]*")
 _LONGEST_BODY: Final = 64 * 1024 * 1024
 _SESSIONS: Final = 10_000
 #: Headers of one connection, which the next one writes for itself.
@@ -435,17 +438,17 @@ class _HTTPFront:
             return StreamingResponse(events, response.status_code, kept)
         content = await response.aread()
         await response.aclose()
-        if call is None:
-            return Response(content, response.status_code, kept)
+        if call is None:  # nothing was asked, so there is nothing to read
+            return Response(None, response.status_code, kept)
         message = self._message(content)
         if message is None or "method" in message:
             text = content.decode(errors="replace")
             message = error_response(call.request, FAILED, f"HTTP status {response.status_code}: {text}")
         message["id"] = call.request["id"]
         judged = await session.answer(message)
-        if judged == message:
-            return Response(content, response.status_code, kept)
-        return JSONResponse(judged, headers={name: value for name, value in kept.items() if name != "content-type"})
+        status = response.status_code if judged == message else 200
+        kept = {name: value for name, value in kept.items() if name.lower() != "content-type"}
+        return JSONResponse(judged, status, kept)
 
     def _own_headers(self) -> dict[str, str]:
         return {name.lower(): value for name, value in _server_headers().items()}
@@ -469,11 +472,14 @@ class _HTTPFront:
         resumable = False
         try:
             async for data, raw in sse_frames(response.aiter_bytes()):
-                resumable = resumable or raw.startswith(b"id:") or b"\nid:" in raw
-                passed = await self._event(data, raw, session, headers)
-                if passed is not None:
-                    yield passed
-        except httpx2.HTTPError as error:
+                lines = [line for line in map(bytes.rstrip, raw.split(b"\n")) if _FIELD.fullmatch(line)]
+                resumable = resumable or any(line.startswith(b"id") for line in lines)
+                if data is not None:
+                    passed = await self._event(data, session, headers) if data.strip() else b"data: "
+                    lines += [] if passed is None else [passed]
+                if lines:
+                    yield b"\n".join([*lines, b"", b""])
+        except (httpx2.HTTPError, UnicodeDecodeError) as error:
             say(f"a stream of {self._url} broke off: {type(error).__name__}: {error}")
         finally:
             await response.aclose()
@@ -481,27 +487,20 @@ class _HTTPFront:
             call.fail(f"the MCP server {self._url} ended the stream without an answer")
             yield frame(await call.response(), "message")
 
-    async def _event(
-        self, data: str | None, raw: bytes, session: GovernedMCPSession, headers: Mapping[str, str]
-    ) -> bytes | None:
-        """One event as the client may have it; None where it may not."""
-        if data is None or not data.strip():
-            return raw  # a comment, or the id from which a client may ask again
+    async def _event(self, data: str, session: GovernedMCPSession, headers: Mapping[str, str]) -> bytes | None:
+        """The data of one event as the client may have it; None where it may not."""
         message = self._message(data)
         if message is None:
             say(f"an event of {self._url} is no message of MCP; it is left out")
             return None
-        if "method" in message:
-            refusal = await session.refusal(message) if "id" in message else None
-            if refusal is None:
-                return raw
-            await self._client.post(self._url, headers=headers, content=wire_bytes(refusal))
-            return None
-        judged = await session.answer(message)
-        if judged is None or judged == message:
-            return None if judged is None else raw
-        others = [line for line in raw.split(b"\n") if line.strip() and not line.startswith(b"data:")]
-        return b"\n".join([*others, b"data: " + wire_bytes(judged), b"", b""])
+        if "method" not in message:
+            judged = await session.answer(message)
+            return None if judged is None else b"data: " + wire_bytes(judged)
+        refusal = await session.refusal(message) if "id" in message else None
+        if refusal is None:
+            return b"data: " + wire_bytes(message)
+        await self._client.post(self._url, headers=headers, content=wire_bytes(refusal))
+        return None
 
 
 async def _body_of(request: Request) -> bytes | None:
