@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import unicodedata
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -50,6 +50,8 @@ _VARIABLES = """
 """
 #: Variables of the environment that hold nothing secret, as globs.
 HARMLESS_VARIABLES: Final = tuple(_VARIABLES.split())
+#: The table of a ``pyproject.toml`` that holds settings.
+_TABLE: Final = "lgov"
 _PACKAGES: Final = ("lgov_core", "lgov_openai", "lgov_openai_agents", "lgov_langchain", "lgov_autogen")
 PROJECT_FILE: Final = "pyproject.toml"
 
@@ -83,6 +85,20 @@ class Governed(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class FileChange:
+    """How a call changes a file, where the call says so.
+
+    ``text``, or what the file ``source`` says, takes the place of what it says, or follows it where it is ``appended``; or
+    ``pieces`` are put into it at places that are not known, each whole.
+    """
+
+    text: str | None = None
+    source: str | None = None
+    appended: bool = False
+    pieces: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class GoverningPlaces:
     """The places that govern, as absolute paths, whether they exist or not. A value; may be used from several threads.
 
@@ -93,18 +109,20 @@ class GoverningPlaces:
 
     rules: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
-    _rules: frozenset[str] = field(init=False, repr=False, compare=False)
-    _kept: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    _files: frozenset[tuple[int, int]] = field(init=False, repr=False, compare=False)
-    _holders: frozenset[str] = field(init=False, repr=False, compare=False)
+    #: Where the places lie as well once links are followed, the folders above them, and which files they are under any name.
+    _rules: frozenset[str] = field(repr=False, compare=False, default=frozenset())
+    _kept: tuple[str, ...] = field(repr=False, compare=False, default=())
+    _holders: frozenset[str] = field(repr=False, compare=False, default=frozenset())
+    _files: frozenset[tuple[int, int]] = field(repr=False, compare=False, default=frozenset())
 
-    def __post_init__(self) -> None:
-        """Notes where the places lie once links are followed, and which files they are under any name."""
-        places = (*self.rules, *self.kept)
-        object.__setattr__(self, "_rules", frozenset(_both(self.rules)))
-        object.__setattr__(self, "_kept", tuple(_both(self.kept)))
-        object.__setattr__(self, "_files", frozenset(filter(None, map(_inode, places))))
-        object.__setattr__(self, "_holders", frozenset(above for path in _both(places) for above in _above(path)))
+    @classmethod
+    def at(cls, rules: Iterable[str | Path], kept: Iterable[str | Path]) -> GoverningPlaces:
+        """The places at these paths, as links lead now."""
+        obeyed, own = (tuple(dict.fromkeys(os.path.normpath(path) for path in paths)) for paths in (rules, kept))
+        places = (*obeyed, *own)
+        holders = frozenset(above for path in _both(places) for above in _above(path))
+        files = frozenset(filter(None, map(_inode, places)))
+        return cls(obeyed, own, frozenset(_both(obeyed)), tuple(_both(own)), holders, files)
 
     @classmethod
     def of(cls, options: Governed, folder: str | Path, *, programs: Iterable[Path] = ()) -> GoverningPlaces:
@@ -116,23 +134,25 @@ class GoverningPlaces:
         rules += [path for path in settings_places(folder) if path.name != PROJECT_FILE or governs(path)]
         own = (options.audit or DEFAULT_AUDIT, options.audit_key, options.heads, _file_of(options.store))
         kept = [folder / path for path in own if path is not None]
-        return cls(_texts((*rules, *_own_code())), _texts((*kept, *_own_folders())))
+        return cls.at((*rules, *_own_code()), (*kept, *_own_folders()))
 
     def and_of(self, other: GoverningPlaces) -> GoverningPlaces:
         """These and those of ``other``."""
-        return GoverningPlaces(_texts((*self.rules, *other.rules)), _texts((*self.kept, *other.kept)))
+        return GoverningPlaces.at((*self.rules, *other.rules), (*self.kept, *other.kept))
 
-    def writes(self, path: str, text: str = "") -> str | None:
+    def writes(self, path: str, change: FileChange | None = None) -> str | None:
         """Returns why ``path`` may not be written, made or linked to, in a sentence; None where nothing here is against it.
 
-        ``path`` is absolute. It counts as written and with its links followed. ``text`` is what the call says in all: a
-        ``pyproject.toml`` without settings may be edited, but not so that it gets some. Asks the file system.
+        ``path`` is absolute. It counts as written and with its links followed. A ``pyproject.toml`` without settings may be
+        changed where the ``change`` is known and leaves it without. Asks the file system.
         """
-        if os.path.basename(path).casefold() == PROJECT_FILE and "lgov" in text.casefold():
-            return _closed(path)
         texts = _real(path)
-        closed = any(self._is_rule(text) or self._is_kept(text) for text in texts)
-        return _closed(path) if closed or _inode(path) in self._files else None
+        if PROJECT_FILE in map(os.path.basename, texts) and not (change and _without_settings(path, change)):
+            return (
+                f"{_shown(path)} may hold settings that decide how this program is governed, and what this writes into it is"
+                " not clear; write the text of the file out (cat > pyproject.toml <<'EOF'), without a table for lgov."
+            )
+        return self._closed(path, texts)
 
     def reads(self, path: str) -> str | None:
         """Returns why ``path`` may not be read: it is a record, a key, an approval. As `writes` otherwise."""
@@ -143,13 +163,14 @@ class GoverningPlaces:
 
     def moves(self, path: str) -> str | None:
         """Returns why ``path`` may not be removed, moved or renamed: it governs, or holds what does. As `writes` otherwise."""
-        if any(text in self._holders for text in _real(path)):
+        texts = _real(path)
+        if any(text in self._holders for text in texts):
             return f"{_shown(path)} holds what decides how this program is governed, so it stays where it is."
-        return self.writes(path)
+        return self._closed(path, texts)
 
     def matching(self, pattern: re.Pattern[str]) -> bool:
         """Returns whether a name or a whole path that is closed matches ``pattern``, which is for lower case."""
-        return any(pattern.fullmatch(text) for text in (*NAMES, *self._rules, *self._kept))
+        return any(pattern.fullmatch(text) for text in (*NAMES, PROJECT_FILE, *self._rules, *self._kept))
 
     @staticmethod
     def variable(name: str) -> str | None:
@@ -159,6 +180,12 @@ class GoverningPlaces:
         return f"{name[:60]} decides how programs are governed; leave it out."
 
     # ------------------------------------------------------------------ one path
+
+    def _closed(self, path: str, texts: Iterable[str]) -> str | None:
+        closed = any(self._is_rule(text) or self._is_kept(text) for text in texts) or _inode(path) in self._files
+        if not closed:
+            return None
+        return f"{_shown(path)} decides how this program is governed, so the program cannot change it; a person can."
 
     def _is_rule(self, text: str) -> bool:
         return any(above in self._rules or os.path.basename(above) in NAMES for above in (text, *_above(text)))
@@ -217,7 +244,7 @@ def governs(path: Path) -> bool:
         return False
     except OSError:
         return True
-    return b"lgov" in raw and project_settings(raw) is not None
+    return project_settings(raw) is not None
 
 
 def project_settings(raw: bytes) -> Any:
@@ -227,9 +254,48 @@ def project_settings(raw: bytes) -> Any:
     try:
         document = tomllib.loads(raw.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError):
-        return raw.decode(errors="replace") if b"lgov" in raw else None
+        return raw.decode(errors="replace") if _TABLE.encode() in raw else None
     tools = document.get("tool", {})
-    return tools.get("lgov") if isinstance(tools, dict) else None
+    return tools.get(_TABLE) if isinstance(tools, dict) else None
+
+
+def _without_settings(path: str, change: FileChange) -> bool:
+    """Returns whether a ``pyproject.toml`` has no settings of lgov, and surely gets none by a change."""
+    try:
+        before = "" if not os.path.lexists(path) else read_written(path).decode()
+        text = change.text if change.source is None else read_written(change.source).decode()
+    except (OSError, UnicodeDecodeError):
+        return False
+    pieces = [piece for piece in change.pieces if piece]
+    results = [before, before + (text or "") if change.appended or text is None else text]
+    if len(pieces) < len(change.pieces):  # something may be taken out: what stood around it then stands together
+        results += [before.replace(piece, "", count) for piece in pieces for count in (1, -1)]
+    if any(project_settings(result.encode(errors="replace")) is not None for result in results):
+        return False
+    return text is not None or not pieces or not _may_name_it(before, pieces)
+
+
+def _may_name_it(text: str, pieces: Sequence[str]) -> bool:
+    """Returns whether ``text`` may name lgov's table once the pieces are put into it, in letters or in TOML's escapes."""
+    if any(_TABLE in part or re.search(r"\\[uUx]", part) for part in (text, *pieces)):
+        return True
+    if any(piece.endswith("\\") or ("\\" in text and piece[0] in "uUx") for piece in pieces):
+        return True
+
+    def may_follow(at: int, in_text: bool) -> bool:
+        """Returns whether the letters from ``at`` on may follow; ``in_text``: those before are of ``text``."""
+        for end in range(at + 1, len(_TABLE) + 1):
+            run, first, last = _TABLE[at:end], at == 0, end == len(_TABLE)
+            put_in = any(
+                piece.endswith(run) if first else piece.startswith(run) if last else piece == run for piece in pieces
+            )
+            if (put_in and (last or may_follow(end, False))) or (
+                not in_text and run in text and (last or may_follow(end, True))
+            ):
+                return True
+        return False
+
+    return may_follow(0, False)
 
 
 def _own_code() -> Iterator[str]:
@@ -251,10 +317,6 @@ def _file_of(store: str | None) -> str | None:
     if store is None or "://" not in store:
         return store
     return store.removeprefix("sqlite:///").partition("?")[0] if store.startswith("sqlite:///") else None
-
-
-def _texts(paths: Iterable[str | Path]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(os.path.normpath(path) for path in paths))
 
 
 def _folded(path: str) -> str:
@@ -298,7 +360,3 @@ def _inode(path: str) -> tuple[int, int] | None:
 
 def _shown(path: str) -> str:
     return os.path.basename(path)[:60] or "/"
-
-
-def _closed(path: str) -> str:
-    return f"{_shown(path)} decides how this program is governed, so the program cannot change it; a person can."

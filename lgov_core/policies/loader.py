@@ -157,7 +157,7 @@ def _named_places(
             for value in (folder_joined(folder, options.get(name)) for name in names):
                 listed: Sequence[Any] = value if isinstance(value, list) else [value]
                 files += [os.path.abspath(file) for file in listed if isinstance(file, str)]
-    return GoverningPlaces(tuple(obeyed), tuple(kept))
+    return GoverningPlaces.at(obeyed, kept)
 
 
 def load_policies(

@@ -14,9 +14,10 @@ from urllib.parse import unquote, unquote_to_bytes
 
 from lgov_core.errors import PolicyDenied, PolicyError
 from lgov_core.governor.options import argument_names, names
-from lgov_core.places import places_for
+from lgov_core.places import FileChange, places_for
 from lgov_core.policies.base import BoundedPolicy, Unclear
 from lgov_core.policies.content.secrets import SECRET_NAMES
+from lgov_core.policies.content.text_views import readings
 from lgov_core.policies.options import Names, PolicyOptions, Text, Texts, takes
 from lgov_core.policies.provenance import strings_in
 from lgov_core.types import Action, Decision, Point, Severity
@@ -278,12 +279,13 @@ class PathPolicy(BoundedPolicy):
             return self.deny(unclear.rule, unclear.reason, Severity.MEDIUM)
         if len(texts) + len(unnamed) > MAX_PATHS:
             return self.deny("path-too-many", f"Give at most {MAX_PATHS} paths at a time.", Severity.MEDIUM)
-        call_text = str(action.arguments) if any("pyproject" in text.casefold() for text in texts) else ""
-        if any(map(self._leads_away, unnamed)):
+        projects = [text for text in (*texts, *unnamed) if "pyproject" in text.casefold()]
+        change = _change(action.arguments, texts or projects) if projects else None
+        if any(self._leads_away(text, change) for text in unnamed):
             names = " or ".join(self.arguments) if self._named else "path"
             return self.deny("path-missing", f"Give the path as text in the argument {names}.", Severity.MEDIUM)
         for text in (*folders, *(texts or (".",)), *moved):
-            decision = self.judge_path(text, call_text)
+            decision = self.judge_path(text, change)
             if decision.blocks:
                 return decision
         return self.allow()
@@ -295,19 +297,19 @@ class PathPolicy(BoundedPolicy):
         if not self._named:
             yield from _within({name: value for name, value in arguments.items() if name not in self.arguments})
 
-    def _leads_away(self, text: str) -> bool:
+    def _leads_away(self, text: str, change: FileChange | None) -> bool:
         """Returns whether ``text``, which need not be a path, would be a refused one."""
         try:
             for reading in (text, text.strip().replace("\\", "/")) if self._literal else plain_path(text):
-                self._place(reading, "")
+                self._place(reading, change)
         except (Unclear, OSError, ValueError):
             return True
         return False
 
-    def judge_path(self, text: str, call_text: str = "") -> Decision:
-        """The verdict on one path; ``call_text`` is what the call says beside it."""
+    def judge_path(self, text: str, change: FileChange | None = None) -> Decision:
+        """The verdict on one path; ``change`` is what the call may put into the file."""
         try:
-            self._real(text, call_text)
+            self._real(text, change)
         except Unclear as unclear:
             outside = unclear.rule in ("path-outside", "path-denied", "path-governs")
             return self.deny(unclear.rule, unclear.reason, Severity.HIGH if outside else Severity.MEDIUM)
@@ -318,27 +320,27 @@ class PathPolicy(BoundedPolicy):
 
     def resolve(self, text: str) -> Path:
         """The absolute path, free of symbolic links as of now, that ``text`` names. Raises `PolicyDenied`."""
-        decision = self.judge_path(text)
+        decision = self.judge_path(text, _NO_CHANGE)
         if decision.blocks:
             raise PolicyDenied(decision)
-        return Path(self._real(text))
+        return Path(self._real(text, _NO_CHANGE))
 
     # ------------------------------------------------------------------ one path
 
-    def _real(self, text: str, call_text: str = "") -> str:
+    def _real(self, text: str, change: FileChange | None) -> str:
         first, *others = plain_path(text, literal=self._literal)
         for other in others:  # a tool may take it for any of them
-            self._place(other, call_text)
-        return self._place(first, call_text)
+            self._place(other, change)
+        return self._place(first, change)
 
-    def _place(self, text: str, call_text: str) -> str:
+    def _place(self, text: str, change: FileChange | None) -> str:
         whole = os.path.join(self.cwd, text)
         written = os.path.normpath(whole)
         places = [(root, _followed(root)) for root in self.roots]
         self._check_names(written, {root for alternatives in places for root in alternatives}, text)
         real = _followed(whole, watch=not any(_inside(written, kernel) for kernel in _KERNEL))
         self._check_names(real, {root for _, root in places}, text)
-        if reason := self.places.writes(written, call_text) or self.places.writes(real, call_text):
+        if reason := self.places.writes(written, change) or self.places.writes(real, change):
             raise Unclear("path-governs", reason)
         try:
             mode = os.lstat(real).st_mode
@@ -359,6 +361,33 @@ class PathPolicy(BoundedPolicy):
         for name in _chain(_folded(below)):
             if self._is_denied(name) and not _is_open(name):
                 raise Unclear("path-denied", f"{text[:80]!r} is closed by name; choose another file.")
+
+
+_NO_CHANGE = FileChange("", appended=True)
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
+
+
+def _change(arguments: Mapping[str, Any], paths: Sequence[str]) -> FileChange | None:
+    """Returns what a call may put into a file that it names; None where it comes from another file, or from an address.
+
+    That are the texts of the call beside its paths, in every form that a tool may make of them.
+    """
+    count = 0
+    texts: list[str] = []
+    waiting: list[Any] = [arguments]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, Mapping):
+            values = [value for name, value in item.items() if name not in FOLDER_ARGUMENTS]
+            count = max(count, sum(isinstance(value, str | os.PathLike) and str(value) in paths for value in values))
+            waiting += values
+        elif isinstance(item, list | tuple):
+            waiting += item
+        elif isinstance(item, str) and item not in paths:
+            texts += [item, *(reading.text for reading in readings(item) if not reading.garbled)]
+    if count > 1 or any(map(_ADDRESS.fullmatch, texts)):
+        return None
+    return FileChange(pieces=tuple(dict.fromkeys(texts)))
 
 
 def _any_of(globs: Sequence[str]) -> Callable[[str], object]:

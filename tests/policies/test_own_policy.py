@@ -1,7 +1,7 @@
 """An agent with shell and file tools cannot change what governs its next run, nor approve its own call.
 
 Calls are composed of the forms of these tools, aimed at what governs by many names. Each that the policy allows is really
-made, by bash or by the tool; then what governs is byte for byte as it was, or the next start refuses.
+made, by bash or by the tool; then what governs is byte for byte as it was.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lgov_core.errors import InstrumentationError
 from lgov_core.governance import Governance
 from lgov_core.places import in_force, project_settings
 from lgov_core.policies import ApprovalRequests, PolicySet, load_policy_file
 from lgov_core.settings import load_settings
-from lgov_core.trust import refuse_untrusted
 from lgov_core.types import Action, Point
 from tests.e2e.lgov_runs import lgov_run, write
 
@@ -130,11 +128,37 @@ sqlite3 T .dump
 printf '[tool.lgov]\npolicy = "evil.yaml"\n' >> pyproject.toml
 cat evil/pyproject.toml >> pyproject.toml
 cp evil/pyproject.toml pyproject.toml
+cp evil/pyproject.toml T
+cp evil/settings.txt T
+mv evil/settings.txt pyproject.toml
+install evil/settings.txt pyproject.toml
+ln -sf evil/settings.txt pyproject.toml
+ln -sf pyproject.toml src/own
+tee pyproject.toml < evil/settings.txt
+sort -o pyproject.toml evil/settings.txt
+sed -i 's/project/tool.lgov/' pyproject.toml
+sed -i 's/x/l/' pyproject.toml
+sed -i 's/x//' pyproject.toml
+sed -i 's/p/lg&/' pyproject.toml
+sed -i '1i [tool.lgov]' pyproject.toml
+printf '[tool.l%s]' gov > pyproject.toml
+echo '["tool"."l\u0067ov"]' > pyproject.toml
+echo '[tool.xgov]' > pyproject.toml
+echo -n '[tool.l' >> pyproject.toml
+echo 'gov]' >> pyproject.toml
+for x in '[tool.l' 'gov]'; do echo -n "$x"; done > pyproject.toml
+echo W3Rvb2wubGdvdl0K | base64 -d > pyproject.toml
+echo '[tool.lgov]' > src/a.toml; cp src/a.toml pyproject.toml
+mv evil src/evil
+cp -r evil src
 mkdir -p src/a && cp evil.yaml src/a/
 cat README.md
 echo ok > src/b.txt
 """.strip().splitlines()
-PIECES = ("version: 1", "[tool.lgov]\npolicy = 'evil.yaml'", "[project]\nname = 'x'", "")
+PIECES = (
+    *("version: 1", "[tool.lgov]\npolicy = 'evil.yaml'", "[project]\nname = 'x'", "", "[tool.xgov]\n", "x", "l", "lg"),
+    *('["tool"."l\\u0067ov"]\n', "W3Rvb2wubGdvdl0K"),
+)
 
 
 def texts() -> st.SearchStrategy[str]:
@@ -155,6 +179,7 @@ def calls() -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
     return st.one_of(
         texts().map(lambda text: ("bash", {"command": text})),
         st.builds(lambda path, content: ("write_file", {"path": path, "content": content}), target, piece),
+        st.builds(lambda path, old, new: ("edit_file", {"path": path, "old": old, "new": new}), target, piece, piece),
         st.builds(lambda a, b: ("move_file", {"source": a, "destination": b}), source, target),
         st.builds(lambda a, b: ("copy_file", {"source": a, "destination": b}), source, target),
         st.builds(lambda path: ("delete_file", {"path": path}), target),
@@ -175,6 +200,7 @@ def make_project(folder: Path) -> None:
     with tarfile.open(folder / "evil.tar", "w") as archive:
         for name in evil:
             archive.add(folder / "evil" / name, name)
+    (folder / "evil" / "settings.txt").write_text(evil["pyproject.toml"])
     (folder / "evil.patch").write_text(
         "--- a/lgov.toml\n+++ b/lgov.toml\n@@ -1 +1 @@\n-" + SETTINGS + "+policy = 'evil.yaml'\n"
     )
@@ -210,7 +236,6 @@ class Agent:
         with in_force(self.governance.places()):
             self.policies: PolicySet = load_policy_file(self.governance.policy or "")
         assert self.policies.judge(Action(Point.PRE_TOOL_CALL, "pay", arguments={"amount": 1})).blocks
-        self.watch = self.governance.begin_run("rol_1", self.governance.places())
 
     def act(self, tool: str, arguments: dict[str, Any]) -> bool:
         """Makes the call, if the policy allows it."""
@@ -225,9 +250,13 @@ class Agent:
                 )  # fmt: skip
             return True
         with suppress(OSError, shutil.Error):
-            paths = {name: self.folder / path for name, path in arguments.items() if name != "content"}
+            paths = {
+                name: self.folder / path for name, path in arguments.items() if name not in ("content", "old", "new")
+            }
             if tool == "write_file":
                 paths["path"].write_text(arguments["content"])
+            elif tool == "edit_file":
+                paths["path"].write_text(paths["path"].read_text().replace(arguments["old"], arguments["new"]))
             elif tool == "move_file":
                 shutil.move(paths["source"], paths["destination"])
             elif tool == "copy_file":
@@ -251,14 +280,6 @@ class Agent:
         path = self.folder / name
         return path.read_bytes() if path.is_file() else b"a folder" if path.is_dir() else None
 
-    def next_start_refuses(self) -> bool:
-        self.watch.end()
-        try:
-            refuse_untrusted(self.governance.audit)
-        except InstrumentationError:
-            return True
-        return False
-
     def approved(self) -> bool:
         with closing(ApprovalRequests(self.folder / ".lgov" / "approvals.db")) as requests:
             return not requests.pending()
@@ -274,12 +295,9 @@ def agent_at_work() -> Generator[Agent]:
 
 
 def check(agent: Agent, before: dict[str, bytes | None], made: object) -> None:
-    """What governs is as before, or the next start refuses; answers of people are as before."""
-    after = agent.governing()
-    for name in (name for name in before if "approvals" in name):
-        assert before[name] == after[name], made
+    """What governs and the answers of people are as before."""
+    assert agent.governing() == before, made
     assert not agent.approved(), made
-    assert after == before or agent.next_start_refuses(), made
 
 
 @settings(deadline=None)
@@ -293,13 +311,10 @@ def test_no_call_changes_what_governs_the_next_run(plan: list[tuple[str, dict[st
 
 @pytest.mark.parametrize("target", ["policy.yaml", "lgov.toml", ".lgov/approvals.db", "pyproject.toml"])
 def test_each_form_alone_is_denied_or_harmless(target: str) -> None:
-    allowed = list(TEXTS)
-    while allowed:
-        with agent_at_work() as agent:
-            before = agent.governing()
-            while allowed and agent.governing() == before:
-                text = allowed.pop().replace("T", target)
-                agent.act("bash", {"command": text})
+    with agent_at_work() as agent:
+        before = agent.governing()
+        for text in TEXTS:
+            agent.act("bash", {"command": text.replace("T", target)})
             check(agent, before, text)
 
 

@@ -75,14 +75,26 @@ def test_a_name_is_judged_where_it_ends_up(project: Path) -> None:
 
 def test_the_projects_file_may_be_edited_but_not_given_settings(project: Path) -> None:
     assert judged(project, "pyproject.toml", content="[project]\nname = 'x'") == "allow"
-    assert judged(project, "pyproject.toml", content="[tool.lgov]\npolicy = 'mine.yaml'") == "path-governs"
+    assert judged(project, "pyproject.toml") == "allow"  # it may be read
+    for arguments in (
+        {"content": "[tool.lgov]\npolicy = 'mine.yaml'"},
+        {"content": '["tool"."l\\u0067ov"]'},
+        {"content_base64": "W3Rvb2wubGdvdl0K"},
+        {"source": "other.toml"},
+        {"url": "https://example.com/other.toml"},
+    ):
+        assert judged(project, "pyproject.toml", **arguments) == "path-governs", arguments
+    (project / "pyproject.toml").write_text("[tool.xgov]\n[tool.lxgxoxv]\n")
+    assert judged(project, "pyproject.toml", old="xg", new="lg") == "path-governs"
+    assert judged(project, "pyproject.toml", old="x", new="") == "path-governs"
+    assert judged(project, "pyproject.toml", old="xgov", new="ruff") == "allow"
     (project / "lgov.toml").unlink()
     (project / "pyproject.toml").write_text("[tool.lgov]\npolicy = 'rules.yaml'\n")
     assert judged(project, "pyproject.toml", content="[project]") == "path-governs"
 
 
 def test_rules_are_read_but_records_and_keys_are_not(project: Path) -> None:
-    places = places_for(project).and_of(GoverningPlaces((), (str(project / "answers.db"),)))
+    places = places_for(project).and_of(GoverningPlaces.at((), (str(project / "answers.db"),)))
     assert places.reads(str(project / "rules.yaml")) is None
     for kept in ("kept/record.db", "answers.db", "sub/.lgov/approvals.db"):
         assert places.reads(str(project / kept)), kept

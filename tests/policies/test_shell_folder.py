@@ -89,6 +89,87 @@ def test_what_runs_the_folders_code_is_never_allowed_outside_of_a_box(text: str,
         assert (tmp_path / "marker").exists()
 
 
+SEARCHES = {
+    "grep -rn KEY .": False,
+    "grep -rn KEY": False,
+    "grep -rn KEY src": True,
+    "grep -rn --include='*.py' KEY .": True,
+    "grep -rn --include='*' KEY .": False,
+    "grep -rn --exclude=.env KEY .": True,
+    "grep -rn --exclude=.env --include='.*' KEY .": False,
+    "grep -rn --exclude='*.py' --include='*.md' KEY .": False,
+    "grep -rn --exclude-dir=app KEY .": True,
+    "rg KEY": True,
+    "rg --hidden KEY": False,
+    "rg -uu KEY": False,
+    "rg -g '*' KEY": False,
+    "rg -g '*.py' --hidden KEY": True,
+    "rg -g '*.py' -g '!.env' --hidden KEY": True,
+    "rg -t py --hidden KEY": True,
+    "find . -type f -exec cat {} +": False,
+    "find . -name '*.py' -exec cat {} +": True,
+    "find . -type f -print0 | xargs -0 grep KEY": False,
+    "find src -type f | xargs grep KEY": True,
+    "cat app/.??*": False,
+    "cat app/*": True,
+    "diff -rN app src": False,
+    "tar czf x.tgz .": False,
+    "tar czf x.tgz src": True,
+    "zip -r x.zip app": False,
+    "ls src | xargs cat": True,
+}
+
+
+@pytest.mark.parametrize("text", SEARCHES)
+def test_a_search_reads_no_secret_below_its_folder(text: str, tmp_path: Path) -> None:
+    for name in ("app/.env", "app/main.py", "src/main.py", "src/sub/a.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("KEY = s3cr3t\n")
+    policy = ShellPolicy(cwd=str(tmp_path))
+    assert policy.judge_command(text).blocks != SEARCHES[text]
+    (tmp_path / "app" / ".env").unlink()
+    assert not policy.judge_command(text).blocks or "??" in text or "include='.*'" in text
+    program = shutil.which(text.split()[0])
+    if program is not None and not SEARCHES[text] and "x." not in text:  # it does show the secret
+        (tmp_path / "app" / ".env").write_text("KEY = other\n")
+        shown = subprocess.run(["bash", "-c", text], cwd=tmp_path, capture_output=True, timeout=20, check=False)
+        assert b"other" in shown.stdout
+
+
+def test_a_tree_that_is_too_large_to_look_at_is_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lgov_core.policies.shell.folder.MAX_ENTRIES", 20)
+    for number in range(30):
+        (tmp_path / f"{number}.py").write_text("")
+    (tmp_path / "node_modules").mkdir()
+    policy = ShellPolicy(cwd=str(tmp_path))
+    assert "name a smaller folder" in policy.judge_command("grep -rn KEY .").reason
+    assert not policy.judge_command("grep -rn KEY node_modules").blocks
+    assert policy.judge_command("mkdir x && mv x node_modules/x").blocks
+
+
+def test_names_that_are_split_are_looked_up(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a.py").write_text("a")
+    policy = ShellPolicy(cwd=str(tmp_path))
+    texts = ("grep -rl a src | xargs sed -i s/a/b/", "find src -type f | xargs cat", "cd src && ls | xargs cat")
+    assert not any(policy.judge_command(text).blocks for text in texts)
+    assert policy.judge_command(f"mkdir -p 'src/x /etc' && touch 'src/x /etc/shadow' && {texts[1]}").blocks
+    (tmp_path / "src" / "x .env").write_text("")
+    assert all(policy.judge_command(text).blocks for text in texts)
+    assert not policy.judge_command("find src -type f -print0 | xargs -0 cat").blocks
+
+
+def test_an_archive_is_unpacked_by_what_its_project_file_says(tmp_path: Path) -> None:
+    policy = ShellPolicy(cwd=str(tmp_path))
+    for text, denied in (("[project]\n", False), ("[tool.lgov]\n", True)):
+        (tmp_path / "pyproject.toml").write_text(text)
+        for name in ("a.tar", "a.tar.gz", "a.zip"):
+            kind = {"a.tar": "tar", "a.zip": "zip"}.get(name, "gztar")
+            shutil.make_archive(str(tmp_path / "a"), kind, tmp_path, "pyproject.toml")
+            unpack = f"unzip {name} -d x" if kind == "zip" else f"tar xf {name} -C x"
+            assert policy.judge_command(unpack).blocks == denied, (name, text)
+
+
 def test_a_link_to_what_other_programs_run_is_not_made(tmp_path: Path) -> None:
     (tmp_path / ".git" / "hooks").mkdir(parents=True)
     policy = ShellPolicy(cwd=str(tmp_path))

@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from lgov_core.policies.shell.languages import LANGUAGES, check_sql
+from lgov_core.places import FileChange
+from lgov_core.policies.shell.languages import LANGUAGES, check_sed, check_sql
 from lgov_core.policies.shell.syntax import (
     ANY,
     BELOW,
+    LISTED,
     STAR,
     UNKNOWN,
     ShellRefusal,
@@ -24,7 +26,7 @@ from lgov_core.policies.shell.syntax import (
     unclear,
     unknown,
 )
-from lgov_core.policies.shell.table import Entry, Kind, Table, pattern
+from lgov_core.policies.shell.table import Entry, Kind, Table, names, pattern
 from lgov_core.policies.shell.workspace import Effect, Workspace
 
 #: What a flag may carry behind ``=``: a word that names no file elsewhere.
@@ -215,7 +217,7 @@ def _assign_kinds(call: Call, kinds: Sequence[Kind], operands: list[str]) -> Non
 
 def files_of(call: Call) -> list[str]:
     """Words that stand for the files that a search finds."""
-    named = [*call.words_of("tree"), *call.words_of("look"), *call.words_of("read")]
+    named = [*call.words_of("tree"), *call.words_of("searched"), *call.words_of("look"), *call.words_of("read")]
     roots = [root for root in named if root not in ("(", ")", "!", ",")] or ["."]
     negated = call.late or {"-not", "-o", "-or"} & call.options or {"!", ","} & set(call.operands)
     patterns = [re.sub(r"\[[^]]+\]", ANY, name).replace("*", STAR).replace("?", ANY) for name in call.words_of("found")]
@@ -236,7 +238,7 @@ def printed_by(workspace: Workspace, call: Call) -> list[str]:
 def _names_files(call: Call) -> bool:
     """Returns whether files may be named beside their counts: ``wc`` names one file too."""
     files = call.words_of("read")[int(call.entry.name != "wc") :]
-    return bool(files or call.words_of("tree")) or any(map(is_wild, call.operands))
+    return bool(files or call.words_of("searched")) or any(map(is_wild, call.operands))
 
 
 _PRINTED: dict[str, Callable[[Workspace, Call], list[str]]] = {
@@ -250,8 +252,11 @@ _PRINTED: dict[str, Callable[[Workspace, Call], list[str]]] = {
     "home": lambda workspace, call: [workspace.home],
     "temp": lambda workspace, call: ["/tmp/tmp.1234"],
     "files": lambda workspace, call: [UNKNOWN] if call.commands else files_of(call),
-    "listed": lambda workspace, call: [f"./{BELOW}{STAR}"],
-    "operands": lambda workspace, call: [*call.operands, BELOW + STAR],
+    "listed": lambda workspace, call: [f"./{LISTED}{STAR}"],
+    "operands": lambda workspace, call: [
+        *call.operands,
+        BELOW + STAR if {"-a", "-A", "-f", "--all", "--almost-all"} & call.options else STAR + BELOW,
+    ],
     "same": lambda workspace, call: (
         [UNKNOWN] if call.words_of("read") or call.input.source == "file" else call.input.values
     ),
@@ -322,19 +327,43 @@ def _link(workspace: Workspace, call: Call, word: str) -> None:
 
 def _followed(workspace: Workspace, call: Call, word: str) -> None:
     workspace.read(word)
+    workspace.search(word)
     workspace.pass_on("follows", word)
+
+
+def _searched(workspace: Workspace, call: Call, word: str) -> None:
+    """A tree whose files are read, all but those that options leave out."""
+    workspace.read(word)
+    selections = [(kind.name, glob) for kind, glob in call.checks if kind.name in ("filter", "excluded")]
+    globs = tuple((kind == "filter" and not glob.startswith("!"), glob.removeprefix("!")) for kind, glob in selections)
+    apart = tuple(glob.rstrip("/") for glob in call.words_of("apart"))
+    if call.entry.name == "rg":
+        kinds = call.words_of("typed")
+        others = not any(selects for selects, _ in globs) and not (kinds and names("harmless_types").issuperset(kinds))
+        hidden = bool({"-.", "--hidden", "-u", "--unrestricted"} & call.options)
+    else:
+        others, hidden = not (globs and globs[0][0]), True
+    workspace.search(word, globs=globs, folders=apart, others=others, hidden=hidden)
 
 
 def _with_links(effect: Effect) -> Check:
     """An option by which a command follows the links in the trees that it is given, or makes the same ones elsewhere."""
 
     def check(workspace: Workspace, call: Call, word: str) -> None:
-        for tree in [*call.words_of("tree"), *call.words_of("read"), *call.words_of("here")] or ["."]:
+        trees = [word for kind in ("tree", "searched", "read", "here") for word in call.words_of(kind)]
+        for tree in trees or ["."]:
             if effect == "follows":
                 workspace.read(tree)
             workspace.pass_on(effect, tree)
 
     return check
+
+
+def _edited(workspace: Workspace, call: Call, word: str) -> None:
+    """A file that sed changes in its place: it is known how where it puts one text into it, as that is written."""
+    pieces = [piece for program in call.words_of("sed") for piece in check_sed(program)]
+    plain = len(pieces) < 2 and not any(re.search(r"[&\\]|\A\Z", piece) for piece in pieces)
+    workspace.write(word, change=FileChange(pieces=tuple(pieces)) if plain else None)
 
 
 def _compressed(workspace: Workspace, call: Call, word: str) -> None:
@@ -412,17 +441,22 @@ CHECKS: dict[str, Check] = {
     "one": _choice,
     "read": lambda workspace, call, word: workspace.read(word),
     "tree": lambda workspace, call, word: workspace.read(word),
-    "tree_here": lambda workspace, call, word: call.words_of("tree") or workspace.read("."),
+    "searched": _searched,
     "followed": _followed,
     "follows": _with_links("follows"),
     "carries": _with_links("carries"),
     "attached": _attached,
     "mention": lambda workspace, call, word: workspace.mention(word),
+    **dict.fromkeys(("excluded", "apart", "typed"), lambda workspace, call, word: None),
     "argument": lambda workspace, call, word: workspace.argument(word),
     "within": lambda workspace, call, word: workspace.inside(word),
     "filter": lambda workspace, call, word: word.startswith("!") or workspace.mention(word),
     "write": lambda workspace, call, word: workspace.write(word),
     "prefix": lambda workspace, call, word: workspace.write(word + STAR),
+    "edited": _edited,
+    "touched": lambda workspace, call, word: workspace.write(
+        word, may_be_secret=True, change=FileChange("", appended=True)
+    ),
     "append": lambda workspace, call, word: workspace.write(word, may_be_secret=True),
     "into": _into,
     "link": _link,

@@ -1,17 +1,39 @@
-"""Reads what files of a folder say at the time of a decision: the configuration of a repository, the members of an archive."""
+"""Looks up the files that a text is about as they are at the time of a decision: links, trees, archives, a repository.
+
+A look is bounded: by the entries of folders and archives, and by the bytes of each file that is read.
+"""
 
 from __future__ import annotations
 
 import bz2
+import glob
 import gzip
 import lzma
 import os
+import posixpath
 import re
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
+
+from lgov_core.places import NAMES, PROJECT_FILE, FileChange, GoverningPlaces, governs, is_harmless
+from lgov_core.policies.shell.syntax import ANY, BELOW, STAR, UNKNOWN, ShellRefusal, is_wild, shown, unclear
+from lgov_core.policies.shell.workspace import (
+    SPLIT,
+    Effect,
+    Search,
+    Workspace,
+    is_secret,
+    may_be,
+    names_secret,
+    runs_others,
+)
 
 #: Keys of a repository's configuration that run and load nothing.
 _PLAIN_KEYS = re.compile(
@@ -71,8 +93,10 @@ def _holds_submodules(index: str) -> bool:
 
 #: The mode of an entry that is another repository.
 _GITLINK = 0o160000.to_bytes(4)
-#: Bytes of one file, decompressed, and members of one archive or entries of one tree that are looked at.
-MAX_BYTES, MAX_MEMBERS = 64_000_000, 20_000
+#: Bytes of one file, decompressed, that are read; entries of folders that one decision looks at, and members of an archive.
+MAX_BYTES, MAX_ENTRIES = 64_000_000, 20_000
+#: Bytes of a ``pyproject.toml`` in an archive.
+MAX_TEXT = 1_000_000
 _COMPRESSED = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
 
 
@@ -90,33 +114,213 @@ class _Bounded:
         return self._file.read(count)
 
 
-def links(path: str, *, follow: bool) -> Iterator[str]:
-    """The symbolic links at and below ``path``; with ``follow`` those in the folders that they lead to as well.
+@dataclass(frozen=True)
+class LookUps:
+    """The files that a text is about, which are looked up at each decision."""
 
-    Raises `ValueError` for more entries than are looked at.
+    #: Files and what is done to them; of those that are written once, and known how, that too.
+    files: tuple[tuple[Effect, str, FileChange | None], ...] = ()
+    searches: tuple[Search, ...] = ()
+    #: Archives, where they are unpacked, and how many leading names of their members are left out (-1: all but the last).
+    unpacked: tuple[tuple[str, str, int], ...] = ()
+    #: Whether it may make names with spaces.
+    brings_names: bool = False
+
+    @classmethod
+    def of(cls, workspace: Workspace) -> LookUps:
+        """Returns what the text does that was judged in ``workspace``."""
+        files: list[tuple[Effect, str, FileChange | None]] = [
+            (effect, path, workspace.changes.get(path) if effect == "writes" and times == 1 else None)
+            for (effect, path), times in workspace.effects.items()
+        ]
+        carries = any(effect == "carries" for effect, _ in workspace.effects)
+        brings_names = bool(workspace.makes_spaces or workspace.unpacked or carries)
+        return cls(tuple(files), tuple(workspace.searches), tuple(workspace.unpacked), brings_names)
+
+
+_SPACES = "A name with a space or a quote would be several here; use find -exec ... {} +, or -print0 and xargs -0."
+
+
+class Look:
+    """One look at the files that a text is about, as they are now; at no more than `MAX_ENTRIES` entries. Used by one thread.
+
+    ``roots`` are the folders that the text works in. ``lenient``: what is not clear, a kernel decides.
     """
-    waiting, visited, count = [path], set[str](), 0
-    while waiting:
-        here = waiting.pop()
-        if os.path.islink(here):
-            yield here
-            if not follow:
+
+    def __init__(self, roots: Sequence[str], places: GoverningPlaces, *, lenient: bool) -> None:
+        self._roots, self._places, self._lenient = roots, places, lenient
+        self._left = MAX_ENTRIES
+
+    def check(self, lookups: LookUps) -> None:
+        """Refuses files that are closed where links lead, and searches that read a secret. Raises `ShellRefusal`."""
+        written = {os.path.realpath(path) for effect, path, _ in lookups.files if effect == "writes"}
+        changes = [path for _, path, change in lookups.files if change is not None and change.source is None]
+        once = sum(map(_is_project_file, changes)) < 2
+        for effect, path, change in lookups.files:
+            for name in self._named(path.removesuffix(BELOW)):
+                if effect in ("follows", "carries"):
+                    self._tree(effect, name)
+                    continue
+                seen = change is not None and (once if change.source is None else not _changes(written, change.source))
+                self._at_its_place(effect, name, change if seen else None)
+                folder, last = os.path.split(name)
+                if path.endswith(BELOW) and (lookups.brings_names or SPLIT.search(last)):
+                    self._unclear(_SPACES)
+                if effect == "reads" and not is_wild(name) and names_secret(os.path.basename(folder), last):
+                    raise _shows(path, name)
+        for search in lookups.searches:
+            if search.split and lookups.brings_names:
+                self._unclear(_SPACES)
+            self._search(search)
+        for archive in lookups.unpacked:
+            self._unpacked(lookups, *archive)
+
+    def _named(self, path: str) -> Iterator[str]:
+        """The path, and with wildcards of the shell those that it names now."""
+        yield path
+        if is_wild(path) and not {BELOW, UNKNOWN} & {*path}:
+            escaped = glob.escape(path).replace(STAR, "*").replace(ANY, "?")
+            for name in islice(glob.iglob(escaped), self._left):
+                self._left -= 1
+                yield name
+
+    def _unclear(self, reason: str) -> None:
+        if not self._lenient:
+            raise unclear(reason)
+
+    def _at_its_place(self, effect: Effect, path: str, change: FileChange | None = None) -> None:
+        if effect == "writes":
+            reason = self._places.writes(path, change)
+        else:
+            reason = self._places.reads(path) if effect == "reads" else self._places.moves(path)
+        if reason is not None:
+            raise ShellRefusal("shell-governs", reason)
+        real = os.path.realpath(path)
+        if real == path:
+            return
+        root = next((root for root in map(os.path.realpath, self._roots) if _holds(root, real)), None)
+        below = "" if root is None else os.path.relpath(real, root)
+        if effect == "reads" and root is None and not is_harmless(real):
+            raise ShellRefusal("shell-secret", f"{path} leads outside of {self._roots[0]}; what is there is not shown.")
+        if effect != "reads" and (root is None or runs_others(below.split("/"))):
+            raise ShellRefusal("shell-write", f"{path} leads to {real}, where nothing may be written.")
+        if is_secret(below):
+            raise ShellRefusal("shell-secret", f"{path} leads to {real}, which holds keys or credentials.")
+
+    def _entries(
+        self, top: str, *, follow: bool = False, enters: Callable[[str], bool] = lambda name: True
+    ) -> Iterator[os.DirEntry[str]]:
+        """Yields what is below a folder: in the folders whose names it ``enters``, also where links lead with ``follow``.
+
+        Raises `ValueError` for more entries than are looked at.
+        """
+        waiting, visited = [top], set[str]()
+        while waiting:
+            here = waiting.pop()
+            real = os.path.realpath(here)
+            if real in visited or not os.path.isdir(here):
                 continue
-        real = os.path.realpath(here)
-        if real in visited or not os.path.isdir(here):
-            continue
-        visited.add(real)
-        with os.scandir(here) as entries:
+            visited.add(real)
+            with os.scandir(here) as opened:
+                entries = list(islice(opened, self._left + 1))
+            self._left -= len(entries)
+            if self._left < 0:
+                raise ValueError(f"{top} holds more than can be looked at")
             for entry in entries:
-                count += 1
-                if count > MAX_MEMBERS:
-                    raise ValueError(f"{path} holds more than can be looked at.")
-                if entry.is_symlink() or entry.is_dir(follow_symlinks=False):
+                yield entry
+                if enters(entry.name) and entry.is_dir(follow_symlinks=follow):
                     waiting.append(entry.path)
 
+    def _tree(self, effect: Effect, top: str) -> None:
+        """Refuses a tree with links that lead elsewhere or, where it is carried elsewhere, with what governs."""
+        try:
+            if os.path.islink(top):
+                self._link(effect, top, top)
+            for entry in self._entries(top, follow=effect == "follows"):
+                if entry.is_symlink():
+                    self._link(effect, top, entry.path)
+                name = entry.name.lower()
+                if effect == "carries" and (name in NAMES or (name == PROJECT_FILE and governs(Path(entry.path)))):
+                    reason = f"{entry.path} decides how programs are governed, so it stays in its folder."
+                    raise ShellRefusal("shell-governs", reason)
+        except (OSError, ValueError) as error:
+            self._unclear(f"It is not clear what {top} holds: {error}; name a smaller folder.")
 
-def members(archive: str) -> list[str]:
-    """The names in a tar or zip archive; none where it is not there.
+    def _link(self, effect: Effect, top: str, link: str) -> None:
+        if effect == "follows":
+            try:
+                self._at_its_place("reads", link)
+            except ShellRefusal as refused:
+                hint = "keep links as they are, as grep -r, cp -r and zip -y do"
+                raise ShellRefusal("shell-secret", f"{str(refused).rstrip('.')}; {hint}.") from None
+        elif link == top or not _holds(os.path.realpath(top), os.path.realpath(link)):
+            raise ShellRefusal("shell-write", f"{link} is a link that may lead elsewhere from another place.")
+
+    def _search(self, search: Search) -> None:
+        """Refuses a search that reads a file which is secret by its name or place, or finds names that are split."""
+        top, below, _ = search.path.partition(BELOW)
+        closed: set[str] = set()
+        try:
+            for root in self._named(top.rstrip("/") or "/"):
+                for entry in self._entries(root, enters=search.enters):
+                    folder, name = os.path.split(entry.path)
+                    if search.split and SPLIT.search(entry.path, len(root)) and may_be(search.path, entry.path):
+                        self._unclear(_SPACES)
+                    if folder not in closed and not names_secret(os.path.basename(folder), name):
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        closed.add(entry.path)
+                    elif search.reads(name) and (not below or may_be(search.path, entry.path)):
+                        raise _shows(search.path, entry.path)
+        except (OSError, ValueError) as error:
+            hint = "name a smaller folder, or leave some out (--exclude-dir=node_modules)"
+            self._unclear(f"It is not clear what this reads: {error}; {hint}.")
+
+    def _unpacked(self, lookups: LookUps, archive: str, folder: str, strip: int) -> None:
+        """Refuses an archive with a member that may not be written where it gets its name."""
+        changed = {os.path.realpath(path) for effect, path, _ in lookups.files if effect in ("writes", "moves")}
+        changed -= {os.path.realpath(posixpath.join(into, STAR)) for _, into, _ in lookups.unpacked}  # seen below
+        archives = {os.path.realpath(other) for other, *_ in lookups.unpacked}
+        try:
+            if _changes(changed, archive):
+                raise ValueError("this text changes it")
+            for member, text in members(archive):
+                names = [name for name in member.split("/") if name not in ("", ".")][strip:]
+                path = posixpath.join(folder, *names)
+                if os.path.realpath(path) in archives:
+                    raise ValueError(f"{member[:80]!r} would replace an archive")
+                if (reason := self._places.writes(path, None if text is None else FileChange(text))) is not None:
+                    raise ShellRefusal("shell-governs", f"{archive} holds {member[:80]!r}. {reason}")
+                if runs_others(names):
+                    reason = f"{archive} holds {member[:80]!r}, which makes other programs run it; leave it out."
+                    raise ShellRefusal("shell-write", reason)
+        except ValueError as error:
+            self._unclear(
+                f"It is not clear what {archive} holds ({error}); unpack what is there before, in a text of its own."
+            )
+
+
+def _shows(path: str, name: str) -> ShellRefusal:
+    hint = "name the files, the kinds of files (--include, -name) or folders, or leave it out (--exclude)"
+    return ShellRefusal("shell-secret", f"{shown(path)} reads {name}, which holds keys or credentials; {hint}.")
+
+
+def _changes(written: Collection[str], path: str) -> bool:
+    """Returns whether one of the paths that are written, wildcards among them, may be a file or hold it."""
+    real = os.path.realpath(path)
+    return any(_holds(other, real) or (is_wild(other) and may_be(other, real)) for other in written)
+
+
+def _is_project_file(path: str) -> bool:
+    return os.path.basename(os.path.realpath(path)).lower() == PROJECT_FILE
+
+
+def _holds(folder: str, path: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def members(archive: str) -> list[tuple[str, str | None]]:
+    """The names in a tar or zip archive, each ``pyproject.toml`` with its text; none where there is no archive.
 
     Raises `ValueError` for what cannot be read in bounded time, or is no archive.
     """
@@ -125,28 +329,37 @@ def members(archive: str) -> list[str]:
     if not os.path.isfile(archive):
         raise ValueError("This is no file.")
     try:
-        listed = list(islice(_members(archive), MAX_MEMBERS + 1))
+        listed = list(islice(_members(archive), MAX_ENTRIES + 1))
     except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, NotImplementedError) as error:
         raise ValueError(str(error)) from error
-    if len(listed) > MAX_MEMBERS:
+    if len(listed) > MAX_ENTRIES:
         raise ValueError("This archive has too many members to be looked at.")
     return listed
 
 
-def _members(archive: str) -> Iterator[str]:
+def _members(archive: str) -> Iterator[tuple[str, str | None]]:
     with open(archive, "rb") as file:
         start = file.read(2)
         zipped = zipfile.is_zipfile(file)  # which may be at the end of a tar archive
         if zipped:
-            yield from zipfile.ZipFile(file).namelist()
+            packed = zipfile.ZipFile(file)
+            for entry in packed.infolist():
+                yield entry.filename, _text(entry.filename, entry.file_size, partial(packed.open, entry))
         file.seek(0)
         if start == b"PK" and zipped and not tarfile.is_tarfile(file):
             return
         file.seek(0)
-        if start in _COMPRESSED:
-            opened: Any = _Bounded(_COMPRESSED[start](file))
-            with tarfile.open(fileobj=opened, mode="r|") as tar:
-                yield from (member.name for member in tar)
-        else:
-            with tarfile.open(fileobj=file, mode="r:") as tar:
-                yield from (member.name for member in tar)
+        compressed = start in _COMPRESSED
+        stream: Any = _Bounded(_COMPRESSED[start](file)) if compressed else file
+        with tarfile.open(fileobj=stream, mode="r|" if compressed else "r:") as tar:
+            for member in tar:
+                yield member.name, _text(member.name, member.size, partial(tar.extractfile, member))
+
+
+def _text(name: str, size: int, opened: Callable[[], Any]) -> str | None:
+    """The text of a member that is a ``pyproject.toml``, not too long and UTF-8."""
+    if posixpath.basename(name).lower() != PROJECT_FILE or size > MAX_TEXT:
+        return None
+    with suppress(UnicodeDecodeError, KeyError, AttributeError):  # a link, a folder
+        return opened().read(MAX_TEXT).decode()
+    return None

@@ -22,21 +22,25 @@ def not_plain(language: str, what: str) -> ShellRefusal:
     return ShellRefusal("shell-code", reason)
 
 
-def check_sed(text: str) -> None:
-    """Accepts one line of commands ``s p d q = a i c`` with addresses. No ``e``, ``w`` or ``r``, no braces."""
+def check_sed(text: str) -> list[str]:
+    """Accepts one line of commands ``s p d q = a i c`` with addresses. No ``e``, ``w`` or ``r``, no braces.
+
+    Returns the texts that it puts into what it reads.
+    """
     reader = _Reader("sed", text)
+    puts_in: list[str] = []
     while True:
         reader.skip(r"[ \t;]*")
         if reader.ended:
-            return
+            return puts_in
         if reader.skip(_SED_ADDRESS) or _sed_pattern(reader):
             if reader.skip(r"[ \t]*,[ \t]*") and not (reader.skip(r"[+~]?\d+|\$") or _sed_pattern(reader)):
                 raise reader.refusal()
             reader.skip(r"[ \t]*!?[ \t]*")
         if reader.skip("s"):
-            _sed_substitution(reader)
-        elif reader.skip(r"[aic](?:\\|[ \t])[ \t]*[^\\\n]+"):  # all that follows is text
-            return
+            puts_in.append(_sed_substitution(reader))
+        elif line := reader.skip(r"[aic](?:\\|[ \t])[ \t]*[^\\\n]+"):  # all that follows is text
+            return [*puts_in, line[2:]]
         elif not reader.skip(r"[pd=]|q[ \t]*\d*"):
             raise reader.refusal()
         reader.skip(r"[ \t]*")
@@ -56,15 +60,19 @@ def _sed_pattern(reader: _Reader) -> bool:
     return True
 
 
-def _sed_substitution(reader: _Reader) -> None:
+def _sed_substitution(reader: _Reader) -> str:
     separator = reader.take(r"[/|#,@!:%~_+]")
     _delimited(reader, separator, brackets=True)
-    _delimited(reader, separator, brackets=False)
+    replacement = _delimited(reader, separator, brackets=False)
     reader.skip(r"[gpIi\d]*")
+    return replacement
 
 
-def _delimited(reader: _Reader, separator: str, *, brackets: bool) -> None:
-    """Reads up to the separator. Programs differ in whether one in brackets ends the text, so both readings must agree."""
+def _delimited(reader: _Reader, separator: str, *, brackets: bool) -> str:
+    """Reads up to the separator, which it leaves out of what it returns.
+
+    Programs differ in whether one in brackets ends the text, so both readings must agree.
+    """
     plain = rf"(?:\\[^\n]|[^\\\n{re.escape(separator)}])*"
     rest = reader.text[reader.at :]
     end = re.match(plain, rest)
@@ -74,6 +82,7 @@ def _delimited(reader: _Reader, separator: str, *, brackets: bool) -> None:
     if end is None or rest[end.end() : end.end() + 1] != separator:
         raise reader.refusal()
     reader.at += end.end() + 1
+    return end[0]
 
 
 class _Reader:
@@ -488,4 +497,4 @@ def check_sql(text: str, dialect: str, judge: Judge) -> None:
         raise ShellRefusal("shell-sql", reason)
 
 
-LANGUAGES: dict[str, Callable[[str], None]] = {"sed": check_sed, "awk": check_awk, "jq": check_jq}
+LANGUAGES: dict[str, Callable[[str], object]] = {"sed": check_sed, "awk": check_awk, "jq": check_jq}

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import posixpath
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta
 
 from lgov_core.errors import PolicyError
 from lgov_core.governor.options import argument_names
-from lgov_core.places import is_harmless, places_for
+from lgov_core.places import places_for
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.confinement import in_box
 from lgov_core.policies.network.egress import EgressPolicy
@@ -32,12 +29,10 @@ from lgov_core.policies.shell.calls import (
     printed_by,
     read_call,
 )
-from lgov_core.policies.shell.folder import links, members, runs_nothing
+from lgov_core.policies.shell.folder import Look, LookUps, runs_nothing
 from lgov_core.policies.shell.syntax import (
-    ANY,
     BELOW,
     HOME,
-    STAR,
     UNKNOWN,
     ShellRefusal,
     code,
@@ -49,8 +44,7 @@ from lgov_core.policies.shell.syntax import (
 )
 from lgov_core.policies.shell.table import FREE, Entry, Table, names, without_version
 from lgov_core.policies.shell.walk import Walk
-from lgov_core.policies.shell.workspace import UNJUDGED, Grants, Workspace, is_secret, listed_as, may_be, runs_others
-from lgov_core.policies.shell.workspace import Effect as FileEffect
+from lgov_core.policies.shell.workspace import UNJUDGED, Grants, Workspace, listed_as
 from lgov_core.policies.sql.policy import FROM_TOOL, SQLPolicy
 from lgov_core.types import Action, Decision, Effect, Point, Severity
 
@@ -141,6 +135,9 @@ class ShellRun:
                 self._walk.text(word, call.input)
             else:
                 check_word(workspace, call, kind.name, word)
+        searches = any(kind.name == "searched" for kind in entry.args) and not call.words_of("searched")
+        if searches and (entry.name != "rg" or stdin.source == "file"):
+            check_word(workspace, call, "searched", ".")
         for kind_name, words in call.commands:
             self._inner(call, kind_name, words)
         present = {*call.options, *(kind.name for kind, _ in call.checks), *(kind for kind, _ in call.commands)}
@@ -205,21 +202,11 @@ def _filled_in(words: list[str], mark: str, values: list[str]) -> list[str]:
     return [word.replace(mark, value) for word in words for value in (values if mark in word else [""])]
 
 
-@dataclass(frozen=True)
-class LookUps:
-    """The files that a text is about, which are looked up at each decision."""
-
-    files: tuple[tuple[FileEffect, str], ...] = ()
-    #: Archives, where they are unpacked, and how many leading names of their members are left out (-1: all but the last).
-    unpacked: tuple[tuple[str, str, int], ...] = ()
-
-
 _Nested = TypeVar("_Nested")
 Unknown = Literal["deny", "escalate", "allow"]
 MAX_CHARACTERS = 20_000
 CACHED_TEXTS = 512
-#: Names of one wildcard that are looked up.
-MAX_NAMED = 2_000
+_NOTHING = LookUps()
 _SEVERITY = {
     **dict.fromkeys(("shell-dangerous", "shell-delete", "shell-secret", "shell-governs"), Severity.CRITICAL),
     **dict.fromkeys(
@@ -269,12 +256,14 @@ class ShellPolicy(BoundedPolicy):
     and ``deny`` elsewhere. A policy file may say ``allow`` only under ``lgov run --confine``.
 
     What governs this or the next run is closed (`lgov_core.places`), outside of these folders only what is known to be
-    harmless is read, and paths count where links lead at the time of the decision. ``git`` reads history in ``cwd`` if no
-    setting of the repository there runs anything. Only bash is understood.
+    harmless is read, and paths count where links lead at the time of the decision. A search (``grep -r``, ``find -exec``,
+    ``tar -c``) reads a folder with a secret in it only if it leaves that out. ``git`` reads history in ``cwd`` if no setting
+    of the repository there runs anything. Only bash is understood.
 
     Judges ``pre_tool_call``, except hand-offs and agents. May be called from several threads at once; recent decisions are
-    cached. Anything unclear, too long (20,000 characters) or too deep is denied: it fails closed. ``bounded`` unless
-    ``egress`` resolves hosts. Raises `PolicyError` for an invalid setting.
+    cached, but for what the file system says: 20,000 entries of folders are looked at in one decision. Anything unclear, too
+    long (20,000 characters), too large or too deep is denied: it fails closed. ``bounded`` unless ``egress`` resolves hosts.
+    Raises `PolicyError` for an invalid setting.
     """
 
     permits = True
@@ -320,11 +309,16 @@ class ShellPolicy(BoundedPolicy):
             reason = f"The command is longer than {MAX_CHARACTERS} characters."
             return self.deny("shell-too-long", reason, Severity.MEDIUM)
         try:
-            decision, effects = self._judge_cached(text, "git" in text and runs_nothing(self.cwd))
+            decision, lookups = self._judge_cached(text, "git" in text and runs_nothing(self.cwd))
         except RecursionError:  # depends on the caller's stack as well, so it is not cached
             reason = "The command is nested too deeply; write it more simply."
             return self.deny("shell-too-deep", reason, Severity.MEDIUM)
-        return decision if decision.effect is Effect.DENY else self._look_up(effects, text) or decision
+        if decision.effect is not Effect.DENY and lookups is not _NOTHING:
+            try:
+                Look((self.cwd, *self.writable), self.places, lenient=self.unknown == "allow").check(lookups)
+            except ShellRefusal as refused:
+                return self._denied(refused)
+        return decision
 
     def _judge_text(self, text: str, history: bool) -> tuple[Decision, LookUps]:
         """The decision on what is written, and the files that it is about."""
@@ -341,94 +335,16 @@ class ShellPolicy(BoundedPolicy):
             run.judge(text)
         except ShellRefusal as refused:
             if refused.rule not in UNJUDGED or self.unknown == "deny":
-                severity = _SEVERITY.get(refused.rule, Severity.MEDIUM)
-                return self.deny(refused.rule, refused.reason, severity), LookUps()
+                return self._denied(refused), _NOTHING
             workspace.unjudged.append(refused.reason)
-        effects = LookUps(tuple(workspace.effects), tuple(workspace.unpacked))
+        lookups = LookUps.of(workspace)
+        lookups = _NOTHING if lookups == _NOTHING else lookups
         if workspace.unjudged and self.unknown == "escalate":
-            return self.escalate("shell-unknown", workspace.unjudged[0], Severity.MEDIUM), effects
-        return self.allow(), effects
+            return self.escalate("shell-unknown", workspace.unjudged[0], Severity.MEDIUM), lookups
+        return self.allow(), lookups
 
-    def _look_up(self, effects: LookUps, text: str) -> Decision | None:
-        """Denies files that are closed where links lead. It asks the file system, so it is not cached."""
-        for effect, path in effects.files:
-            for name in _named(path):
-                if effect in ("follows", "carries"):
-                    decision = self._links(effect, name)
-                else:
-                    decision = self._at_its_place(effect, name, text)
-                if decision is not None:
-                    return decision
-        return next(filter(None, (self._unpacked(effects, *archive, text) for archive in effects.unpacked)), None)
-
-    def _links(self, effect: FileEffect, path: str) -> Decision | None:
-        """Denies links in a tree that lead elsewhere, where a command follows them or makes them in another place."""
-        try:
-            for link in links(path, follow=effect == "follows"):
-                if effect == "follows":
-                    hint = "; keep links as they are, as grep -r, cp -r and zip -y do"
-                    decision = self._at_its_place("reads", link, "")
-                    reason = "" if decision is None else decision.reason.rstrip(".")
-                else:
-                    leads_out = not _holds(os.path.realpath(path), os.path.realpath(link)) or os.path.islink(path)
-                    reason, hint = (
-                        f"{link} is a link that may lead elsewhere from another place" if leads_out else "",
-                        "",
-                    )
-                if reason:
-                    return self.deny("shell-write" if effect == "carries" else "shell-secret", f"{reason}{hint}.")
-        except (OSError, ValueError) as error:
-            if self.unknown != "allow":
-                return self.deny("shell-unclear", f"It is not clear where links lead: {error}", Severity.MEDIUM)
-        return None
-
-    def _unpacked(self, effects: LookUps, archive: str, folder: str, strip: int, text: str) -> Decision | None:
-        """Denies an archive with a member that may not be written where it gets its name."""
-        changed = {os.path.realpath(path) for effect, path in effects.files if effect in ("writes", "moves")}
-        changed -= {os.path.realpath(posixpath.join(into, STAR)) for _, into, _ in effects.unpacked}  # seen below
-        archives = {os.path.realpath(other) for other, *_ in effects.unpacked}
-        real = os.path.realpath(archive)
-        try:
-            if any(_holds(path, real) or (is_wild(path) and may_be(path, real)) for path in changed):
-                raise ValueError("this text changes it")
-            for member in members(archive):
-                names = [name for name in member.split("/") if name not in ("", ".")][strip:]
-                path = posixpath.join(folder, *names)
-                if os.path.realpath(path) in archives:
-                    raise ValueError(f"{member[:80]!r} would replace an archive")
-                if (reason := self.places.writes(path, text)) is not None:
-                    return self.deny("shell-governs", f"{archive} holds {member[:80]!r}. {reason}", Severity.CRITICAL)
-                if runs_others(names):
-                    reason = f"{archive} holds {member[:80]!r}, which makes other programs run it; leave it out."
-                    return self.deny("shell-write", reason, Severity.HIGH)
-        except ValueError as error:
-            reason = (
-                f"It is not clear what {archive} holds ({error}); unpack what is there before, in a text of its own."
-            )
-            if self.unknown != "allow":
-                return self.deny("shell-unclear", reason, Severity.MEDIUM)
-        return None
-
-    def _at_its_place(self, effect: FileEffect, path: str, text: str) -> Decision | None:
-        if effect == "writes":
-            reason = self.places.writes(path, text)
-        else:
-            reason = self.places.reads(path) if effect == "reads" else self.places.moves(path)
-        if reason is not None:
-            return self.deny("shell-governs", reason, Severity.CRITICAL)
-        real = os.path.realpath(path)
-        if real == path:
-            return None
-        roots = map(os.path.realpath, (self.cwd, *self.writable))
-        root = next((root for root in roots if _holds(root, real)), None)
-        below = "" if root is None else os.path.relpath(real, root)
-        if effect == "reads" and root is None and not is_harmless(real):
-            return self.deny("shell-secret", f"{path} leads outside of {self.cwd}; what is there is not shown.")
-        if effect != "reads" and (root is None or runs_others(below.split("/"))):
-            return self.deny("shell-write", f"{path} leads to {real}, where nothing may be written.")
-        if is_secret(below):
-            return self.deny("shell-secret", f"{path} leads to {real}, which holds keys or credentials.")
-        return None
+    def _denied(self, refused: ShellRefusal) -> Decision:
+        return self.deny(refused.rule, refused.reason, _SEVERITY.get(refused.rule, Severity.MEDIUM))
 
     def _address_refused(self, url: str) -> str | None:
         assert self.egress is not None
@@ -446,18 +362,6 @@ def _nested(owner: str, option: str, kind: Callable[..., _Nested], options: Mapp
         return kind(**{"name": f"{owner} {option}", **options})
     except TypeError as error:
         raise PolicyError(f"{owner}: {option}: {error}", hint=f"write the options of the policy {option}") from error
-
-
-def _named(path: str) -> Iterator[str]:
-    """The path, and with wildcards of the shell those that it names now."""
-    yield path
-    if is_wild(path) and not {BELOW, UNKNOWN} & {*path}:
-        escaped = glob.escape(path).replace(STAR, "*").replace(ANY, "?")
-        yield from islice(glob.iglob(escaped), MAX_NAMED)
-
-
-def _holds(folder: str, path: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def _text(value: object) -> str | None:

@@ -100,7 +100,10 @@ UNKNOWN = "\ue000"
 #: Wildcards, or a name without a slash that a command prints: ``*`` and ``?``.
 STAR, ANY = "\ue001", "\ue002"
 #: Folders below a folder, any number of them and each with its slash: ``find src`` prints ``src/`` + BELOW + STAR.
+#: Behind a name: the names are those that a listing of one folder prints.
 BELOW = "\ue009"
+#: The same of what leaves out hidden names.
+LISTED = BELOW + BELOW
 #: Between two arguments of one word.
 BREAK = "\ue007"
 OPEN, CLOSE, COMMA, TILDE, CLASS = "\ue003", "\ue004", "\ue005", "\ue006", "\ue008"

@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
+from lgov_core.places import FileChange
 from lgov_core.policies.shell.calls import NO_INPUT, Input
 from lgov_core.policies.shell.syntax import (
+    HOME,
     REDIRECTS,
     UNKNOWN,
     WORDS,
@@ -34,6 +36,8 @@ class Redirected:
     stdin: Input
     words: list[list[list[str]]] = field(default_factory=list[list[list[str]]])
     behind: list[SyntaxNode] = field(default_factory=list[SyntaxNode])
+    #: Files that get the output, and whether it follows what they say.
+    written: list[tuple[str, bool]] = field(default_factory=list[tuple[str, bool]])
 
 
 class Effects:
@@ -128,7 +132,9 @@ class Effects:
                 self._workspace.read(path)
                 redirected.stdin = Input("file")
             elif operator in (">", ">>", ">|", "&>", "&>>", ">&"):
-                self._workspace.write(path, may_be_secret=operator == ">>")
+                written = self._workspace.write(path, may_be_secret=operator == ">>")
+                if operator in (">", ">>", ">|") and not node.every("file_descriptor"):
+                    redirected.written += [(file, operator == ">>") for file in written]
             else:
                 raise unclear(f"The redirection {operator} is not understood; use <, > or >>.")
 
@@ -142,6 +148,7 @@ class Effects:
         parts = ("heredoc_start", "heredoc_body", "heredoc_end", "file_descriptor")
         inner = self.redirect([child for child in node.named if child.type not in parts], redirected.stdin)
         redirected.words.extend(inner.words)
+        redirected.written.extend(inner.written)
         redirected.behind.extend(inner.behind)
 
 
@@ -164,7 +171,7 @@ class Walk:
 
     def __init__(self, workspace: Workspace, run: Run) -> None:
         self._budget, self._state, self._check_variable = workspace.budget, workspace.state, workspace.check_variable
-        self._run = run
+        self._workspace, self._run = workspace, run
         self._words = Words(workspace.state, self._substitution, workspace.budget.spend)
         self._effects = Effects(workspace, self._words, self._substitution)
 
@@ -175,7 +182,7 @@ class Walk:
         before = self._state.copy()
         self._state.variables = {}
         self._budget.spend(3 * len(text))
-        with self._budget.nested():
+        with self._budget.nested(), self._workspace.repeated():
             self.statement(parse(text), stdin)
         self._state.replace(before)
 
@@ -229,7 +236,8 @@ class Walk:
         printed = NOTHING
         for turn in range(4):
             before = self._state.copy()
-            printed = run()
+            with self._workspace.repeated():
+                printed = run()
             self._state.settle()
             after = self._state.copy()
             self._state.replace(before)
@@ -312,6 +320,7 @@ class Walk:
             redirected.words.insert(0, [["-"]])
         if body.type == "command":
             printed = self._on_command(body, redirected.stdin, redirected.words)
+            self._explain(body, redirected, printed)
         elif redirected.words:
             raise unclear("Words after a redirection are not understood; put them before it.")
         else:
@@ -319,6 +328,13 @@ class Walk:
         for child in redirected.behind:  # what follows a here-document on its first line
             printed = self._apart([child], Input("pipe", printed))
         return printed
+
+    def _explain(self, command: SyntaxNode, redirected: Redirected, printed: Sequence[str]) -> None:
+        """Notes how the files change that get the output of a command, where that is one text and printed as it is given."""
+        exact = re.match(r"(?:cat|echo)\b", command.text) and len(printed) == 1
+        if exact and HOME not in printed[0] and re.search("[\ue000-\uf8ff]", printed[0]) is None:
+            for path, appended in redirected.written:
+                self._workspace.changes[path] = FileChange(printed[0], appended=appended)
 
     def _on_command(self, node: SyntaxNode, stdin: Input, extra: Sequence[list[list[str]]] = ()) -> list[str]:
         words: list[list[list[str]]] = []

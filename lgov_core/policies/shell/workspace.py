@@ -5,19 +5,21 @@ from __future__ import annotations
 import os.path
 import posixpath
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
 from functools import lru_cache
 from itertools import pairwise, product
-from typing import Literal
+from typing import Any, Literal
 
-from lgov_core.places import GoverningPlaces, is_harmless
+from lgov_core.places import FileChange, GoverningPlaces, is_harmless
 from lgov_core.policies.content.secrets import CREDENTIAL_NAMES
 from lgov_core.policies.shell.syntax import (
     ANY,
     BELOW,
     HOME,
+    LISTED,
     PIPE,
     STAR,
     UNKNOWN,
@@ -38,6 +40,10 @@ _SCRATCH = ("/tmp", "/var/tmp")
 MAX_WILD = 24
 #: A quoted wildcard that another program expands, in names with a leading dot too.
 _WILDCARDS = str.maketrans({"*": f"{BELOW}{STAR}", "?": ANY, "[": ANY})
+#: What ``xargs`` and the shell split names at.
+SPLIT = re.compile(r"[\s'\"\\]")
+#: A glob that every program reads alike.
+_PLAIN_GLOB = re.compile(r"[\w.*?-]+")
 _PLAIN_WORD = re.compile(r"\w+(?:[/.]\w+)*")
 #: Where a path may begin in an argument; the colon of an address is none of them.
 _PATHS_IN = re.compile(r"[@,=]|:(?!//\w)")
@@ -69,6 +75,45 @@ class Grants:
     history: bool
 
 
+@dataclass(frozen=True)
+class Search:
+    """A tree whose files are read: those that ``globs`` select (True) and do not leave out, of which the last match decides.
+
+    ``split``: the names are split at spaces, so that they may be others.
+    """
+
+    path: str
+    split: bool = False
+    globs: tuple[tuple[bool, str], ...] = ()
+    #: Names of folders that it does not enter, as globs.
+    folders: tuple[str, ...] = ()
+    #: Whether files are read that no glob matches; of these and of folders, whether hidden ones.
+    others: bool = True
+    hidden: bool = True
+    #: Whether what the files say is read: their names are changed or removed otherwise.
+    reads_files: bool = True
+
+    def enters(self, name: str) -> bool:
+        """Returns whether it looks for files in folders of this name."""
+        if name in names("files", "fetched") or any(fnmatchcase(name, glob) for glob in self.folders):
+            return False
+        return self.hidden or name[:1] != "." or self._selected(name) is True
+
+    def reads(self, name: str) -> bool:
+        """Returns whether it reads files of this name."""
+        if not self.reads_files:
+            return False
+        selected = self._selected(name)
+        return self.others and (self.hidden or name[:1] != ".") if selected is None else selected
+
+    def _selected(self, name: str) -> bool | None:
+        for selects, glob in reversed(self.globs):
+            plain = _PLAIN_GLOB.fullmatch(glob) is not None
+            if (not plain or fnmatchcase(name.lower(), glob.lower())) if selects else plain and fnmatchcase(name, glob):
+                return selects
+        return None
+
+
 class Workspace:
     """The effects that one text has, and may have, on files and variables; used by one thread.
 
@@ -83,9 +128,18 @@ class Workspace:
         #: Files and folders that it has moved: a build does not make them again.
         self.moved: set[str] = set()
         #: Files that it reads, writes, or moves and removes: what is found there is looked up at each decision.
-        self.effects: dict[tuple[Effect, str], None] = {}
+        #: With how often it does so.
+        self.effects: dict[tuple[Effect, str], int] = {}
+        #: How it changes the files that it writes, where that is known.
+        self.changes: dict[str, FileChange] = {}
+        #: Whether what is judged may be done several times.
+        self.repeats = False
         #: Archives whose members get names in a folder, without so many leading names.
         self.unpacked: dict[tuple[str, str, int], None] = {}
+        #: Trees that it searches.
+        self.searches: dict[Search, None] = {}
+        #: Whether it gives files names that programs may split.
+        self.makes_spaces = False
         #: Whether names of files that a search finds are passed on unchanged, not split at spaces.
         self.exact = False
         #: What cannot be judged, where that is not denied at once (``lenient``).
@@ -97,6 +151,13 @@ class Workspace:
         if refused.rule not in UNJUDGED or not self._lenient:
             raise refused
         self.unjudged.append(refused.reason)
+
+    @contextmanager
+    def repeated(self) -> Generator[None]:
+        """All that is judged inside the block may be done several times."""
+        before, self.repeats = self.repeats, True
+        yield
+        self.repeats = before
 
     def read(self, word: str) -> None:
         """Refuses a file whose contents are secret, or may be because its name is not certain."""
@@ -124,6 +185,10 @@ class Workspace:
         """Notes that a tree is followed or carried elsewhere, for which its links are looked up."""
         for path in self._paths(word):
             self._touch(effect, path)
+
+    def search(self, word: str, **selection: Any) -> None:
+        """Notes a tree whose files are read, for which secrets in it are looked up; ``selection`` as of `Search`."""
+        self.searches.update(dict.fromkeys(Search(path, **selection) for path in self._paths(word)))
 
     def mention(self, word: str) -> None:
         """Refuses a word that names a secret anywhere in it: a program with arguments of its own may read it."""
@@ -155,13 +220,17 @@ class Workspace:
                 "shell-write", f"{shown(word)} lies outside of {', '.join((self.home, *self.writable))}."
             )
 
-    def write(self, word: str, *, may_be_secret: bool = False, removed: bool = False) -> None:
-        """Refuses what may lie outside of the writable folders, or makes other programs run code."""
+    def write(
+        self, word: str, *, may_be_secret: bool = False, removed: bool = False, change: FileChange | None = None
+    ) -> list[str]:
+        """Refuses what may lie outside of the writable folders, or makes other programs run code; the paths otherwise."""
         if word in names("files", "sinks"):
-            return
+            return []
         if word.startswith(("|", "!")):
             raise unclear(f"{shown(word)} is not a plain file.")
-        for path in self._paths(word):
+        paths = self._paths(word)
+        self.makes_spaces |= SPLIT.search(word) is not None
+        for path in paths:
             self.budget.spend(20 + len(path) // 8)
             if not any(_inside(path, root) for root in self.writable):
                 raise ShellRefusal("shell-write", f"{shown(word)} lies outside of {', '.join(self.writable)}.")
@@ -175,26 +244,34 @@ class Workspace:
             if is_wild(path) and (self._may_govern(path) or (rooted and self._may_govern(below[-1]))):
                 raise ShellRefusal("shell-governs", f"{shown(word)} may be what decides how this program is governed.")
             self._touch("moves" if removed else "writes", path)
+            if change is not None:
+                self.changes[path] = change
             if not may_be_secret and is_secret("/".join(below)):
                 raise _secret(word)
             if BELOW in path and not removed and not self._found_are_plain(path):
                 raise ShellRefusal(
                     "shell-write",
-                    f"{shown(word)} may be any file; name the files, or use find FOLDER -print0 | xargs -0.",
+                    f"{shown(word)} may be any file; name the files, or the folder.",
                 )
+        return paths
 
     def _touch(self, effect: Effect, path: str) -> None:
         """Notes an effect, for which links and what governs are looked up."""
-        self.effects[effect, path.replace(HOME, os.path.expanduser("~"), 1) if path.startswith(HOME) else path] = None
+        path = path.removesuffix(BELOW) if self.exact else path
+        if BELOW in path.removesuffix(BELOW):
+            search = Search(path, split=not self.exact, hidden=LISTED not in path, reads_files=effect == "reads")
+            self.searches[search] = None
+        key = effect, path.replace(HOME, os.path.expanduser("~"), 1) if path.startswith(HOME) else path
+        self.effects[key] = self.effects.get(key, 0) + 1 + self.repeats
 
     def _may_govern(self, path: str) -> bool:
         return self.grants.places.matching(_pattern(path))
 
     def _found_are_plain(self, path: str) -> bool:
-        """Returns whether files that a search finds may be written: by exact names, and none in ``.git``."""
+        """Returns whether files that a search finds may be written: none is in ``.git``."""
         folder, _, name = path.partition(BELOW)
         ended = re.fullmatch(rf"{STAR}\.\w+", name) is not None and not _may_be_protected(name)  # in .git none is
-        return self.exact and not is_wild(folder) and (ended or folder.rstrip("/") not in self._roots())
+        return not is_wild(folder) and (ended or folder.rstrip("/") not in self._roots())
 
     def unpack(self, archive: str, folder: str, strip: int) -> None:
         """Refuses a folder into which an archive is unpacked where one of its members may govern.
@@ -215,12 +292,17 @@ class Workspace:
 
     def into(self, word: str, sources: Sequence[str], *, moved: bool) -> None:
         """Refuses a file, or a folder in which the ``sources`` get names, that may not be written."""
-        self.write(word, may_be_secret=True)
+        if any(name in names("files", "fetched") for path in self._paths(word) for name in path.split("/")):
+            raise ShellRefusal("shell-write", f"What is in {shown(word)} is installed; nothing is moved into it.")
+        copied = [path for source in sources for path in self._paths(source)]
+        change = FileChange(source=copied[0]) if len(copied) == 1 and not is_wild(copied[0]) else None
+        self.write(word, may_be_secret=True, change=change)
         if moved:
             self.moved.update(self._paths(word))
         for source in sources:
             name = source.rpartition("/")[2]
-            self.write(f"{word}/{STAR if name in ('', '.', '..') else name.replace(BELOW, '')}", may_be_secret=True)
+            into = f"{word}/{STAR if name in ('', '.', '..') else name.replace(BELOW, '')}"
+            self.write(into, may_be_secret=True, change=change)
 
     def link(self, word: str, link: str | None) -> None:
         """Refuses to give a file or folder another name unless both are harmless under each of them."""
@@ -407,6 +489,11 @@ def is_secret(word: str) -> bool:
     if any(name[:1] == "." and is_wild(name) and len(literal(name)) < 3 for name in parts):
         return True
     return is_wild(path) and _may_be_secret(path, hidden=BELOW in word)
+
+
+def names_secret(folder: str, name: str) -> bool:
+    """Returns whether a file in a folder of this name is secret by its name or place."""
+    return globs("templates").match(name) is None and (_is_secret_name(name) or _is_secret_name(f"{folder}/{name}"))
 
 
 @lru_cache(4096)
