@@ -89,7 +89,8 @@ class Settings:
     port: Port = 8321
     """Port on which ``lgov serve`` listens; 0 takes any free one."""
     allowed_hosts: Names = ()
-    """Further names under which ``lgov serve`` is asked, such as that of a proxy in front; separated by commas."""
+    """Further names under which ``lgov serve`` and ``lgov train --serve`` are asked, such as that of a proxy in front;
+    separated by commas."""
     model: Text | None = None
     """Model that ``lgov serve`` loads and serves: ``tiny``, ``smollm2``, a folder or a hub name."""
     upstream: Url | None = None

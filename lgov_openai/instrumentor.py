@@ -57,7 +57,6 @@ INSTRUMENTOR = Instrumentor(
         Gap(
             "other ways to a model",
             "Requests that a program sends without the openai client (httpx, requests, other libraries) are not evaluated.",
-            ("post", "urlopen"),
         ),
     ),
 )

@@ -266,7 +266,7 @@ class BrokeredRequests(ApprovalRequests):
     """The approval requests of a box: asked for here, kept and answered outside."""
 
     def __init__(self, broker: Broker, store: str) -> None:
-        super().__init__(None)
+        super().__init__(None, quiet=True)
         self._broker = broker
         self._store = store
 
@@ -275,16 +275,9 @@ class BrokeredRequests(ApprovalRequests):
         """See `ApprovalRequests.place`."""
         return self._store
 
-    def ask(
-        self,
-        content: Mapping[str, Any],
-        digest: str,
-        *,
-        expires_s: float = 3600.0,
-        rollout_id: str | None = None,
-        waits_s: float = 0.0,
+    def _make_or_find(
+        self, content: Mapping[str, Any], digest: str, expires_s: float, rollout_id: str | None, waits_s: float
     ) -> tuple[ApprovalRequest, bool] | None:
-        """See `ApprovalRequests.ask`."""
         about = {"expires_s": expires_s, "rollout_id": rollout_id, "waits_s": waits_s}
         answer = self._asked("ask", content=json.loads(canonical_json(content)), **about)
         request = answer.get("request")

@@ -34,6 +34,7 @@ from lgov_core.gateway.access import (
 )
 from lgov_core.gateway.api_routes import ApiRoutes
 from lgov_core.gateway.capture import Capture, Counters
+from lgov_core.gateway.door import Door
 from lgov_core.gateway.limits import (
     CONTENT_TYPE,
     ROLLOUT_PREFIX,
@@ -329,7 +330,8 @@ def create_app(
 
     Each call goes to the engine that has its model (`RegisteredModels` first) and is committed to ``store`` before the
     client gets the end of the reply; None records nothing. ``gate`` judges requests and replies.
-    ``allow_unattributed=False`` refuses calls that name no rollout. Engines are started and closed with the application,
+    ``allow_unattributed=False`` refuses calls that name no rollout. Every request passes `Door`, whatever serves the
+    application. Engines are started and closed with the application,
     the store is left open. ``app.state.counters`` are the `Counters`, ``app.state.endpoint`` the `EndpointState`.
     Raises `EndpointError` for no engines, or two that answer to one name.
     """
@@ -365,6 +367,7 @@ def create_app(
         exception_handlers=dict.fromkeys((LgovError, HTTPException, Exception), on_error),
         lifespan=_running(engines),
     )
+    app.add_middleware(Door, has_keys=keys.required, allowed_hosts=limits.allowed_hosts)
     sources = [getattr(engine, "readings", None) for engine in engines]
     for source in (*filter(None, sources), partial(_of_capture, capture, store), traces.readings):
         metrics.add_source(source)

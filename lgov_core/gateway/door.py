@@ -57,7 +57,7 @@ class Door:
     """An application behind the one check of who sends a request, before any route; pure but for what the application does.
 
     - ``Host`` must be a name of this machine's loopback (``localhost``, an address), or one of ``allowed_hosts``. With
-      ``has_keys`` also an address, this machine's name and ``host``, the one it listens on; a program may then use any name.
+      ``has_keys`` also an address and this machine's name; a program may then use any name.
     - ``Origin``, if there is one, must be the server's own; for one of ``allowed_hosts`` also with ``https``, of a proxy in
       front. ``Sec-Fetch-Site``, if there is one, must be ``same-origin`` or ``none``.
     - A body says that it is JSON, or protobuf; a program may leave its type out.
@@ -65,11 +65,11 @@ class Door:
     A refusal is JSON of status 403, or 415 for the type of a body; it names the header, its value and the fix.
     """
 
-    def __init__(self, app: ASGIApp, *, host: str, has_keys: bool, allowed_hosts: Collection[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, *, has_keys: bool, allowed_hosts: Collection[str] = ()) -> None:
         self.app = app
         self._has_keys = has_keys
         self._allowed = {name.lower().rstrip(".") for name in allowed_hosts}
-        self._names = {"localhost", *self._allowed, *((host.lower(), socket.gethostname().lower()) if has_keys else ())}
+        self._names = {"localhost", *self._allowed, *((socket.gethostname().lower(),) if has_keys else ())}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""

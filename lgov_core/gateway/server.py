@@ -167,8 +167,9 @@ class EndpointServer:
 
     Takes an application, or engines with the store and keys to make one of (`lgov_core.gateway.app.create_app`). An
     application that requires no keys is served on a loopback address only. ``gate`` and ``limits`` are those of
-    `create_app`. Every request passes `Door`. ``port`` 0 takes any free port: the attribute ``port`` is the one it got.
-    ``app`` is the application that is served. Raises `EndpointError`.
+    `create_app`. Every request passes `Door`: that of the application, or where it has none one of the server. ``port`` 0
+    takes any free port: the attribute ``port`` is the one it got. ``app`` is the application that is served. Raises
+    `EndpointError`.
 
     `start`, `stop` and `serve_forever` are for one thread; the properties may be read from any.
     """
@@ -196,8 +197,7 @@ class EndpointServer:
         self._limits: Limits = limits or getattr(state, "limits", None) or Limits()
         ring = getattr(state, "keys", None)
         require_keys(host, ring)
-        has_keys = ring is not None and ring.required
-        self._door = Door(self.app, host=host, has_keys=has_keys, allowed_hosts=self._limits.allowed_hosts)
+        self._served = Door(self.app, has_keys=False) if state is None else self.app
         self._host = host
         self.port = port
         self._server: uvicorn.Server | None = None
@@ -281,7 +281,7 @@ class EndpointServer:
                 f"{error.name} is not installed", status=500, hint='pip install "lgov[gateway]"'
             ) from error
         config = uvicorn.Config(
-            self._door,
+            self._served,
             http=protocol_with(self._limits),
             timeout_keep_alive=max(1, round(self._limits.idle_s)),
             backlog=2048,

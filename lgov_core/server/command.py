@@ -17,6 +17,7 @@ from lgov_core._util.files import open_to_others
 from lgov_core.client.client import TrainingBar, TrainResult
 from lgov_core.errors import LgovError, SettingsError, counted
 from lgov_core.models.load import wait_without_spinning
+from lgov_core.settings import load_settings
 from lgov_core.train.settings import TrainSettings, load_train_settings
 
 if TYPE_CHECKING:
@@ -120,7 +121,8 @@ def run_server(
         if listening.show_admin_key and keys is None:
             raise SettingsError("there is no admin key without keys", hint="give --key-secret-file")
         mounted = None if mount is None else mount(target, store)
-        options = ServerOptions(listening.host, listening.port, store, keys, listening.gpus, mounted)
+        names = load_settings().allowed_hosts
+        options = ServerOptions(listening.host, listening.port, store, keys, listening.gpus, mounted, names)
         with TrainingServer(settings, folder=target, options=options, resume=resume) as server:
             stop, sigint = _on_signals(say)
             say(f"training server on {server.url}, everything goes to {target}")

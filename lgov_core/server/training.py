@@ -15,6 +15,7 @@ from lgov_core.errors import LgovError, SettingsError, TrainError, counted
 from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.door import require_keys
+from lgov_core.gateway.limits import Limits
 from lgov_core.gateway.protocol import Engine
 from lgov_core.gateway.server import EndpointServer, MountedApp
 from lgov_core.models.load import SMALL
@@ -58,6 +59,7 @@ class ServerOptions:
 
     ``store`` is a trace store (default: ``store.sqlite`` in the folder). ``keys`` must be required on an address that other
     machines can reach. ``gpus`` as in `lgov_core.server.recipe.device_for`. ``mounted`` is served beside the endpoint.
+    ``allowed_hosts`` as in `Limits`.
     """
 
     host: str = "127.0.0.1"
@@ -66,6 +68,7 @@ class ServerOptions:
     keys: KeyRing | None = None
     gpus: int | None = None
     mounted: MountedApp | None = None
+    allowed_hosts: tuple[str, ...] = ()
 
 
 class TrainingServer:
@@ -195,7 +198,9 @@ class TrainingServer:
             self.coordinator.begin(self._left, resumed=True)
 
     def _start_endpoint(self, opened: contextlib.ExitStack, engine: Engine, keys: KeyRing) -> None:
-        app = create_app([engine, *self._engines], self.store, keys=keys, more=train_routes(self.coordinator))
+        limits = Limits(allowed_hosts=self.options.allowed_hosts)
+        routes = train_routes(self.coordinator)
+        app = create_app([engine, *self._engines], self.store, keys=keys, limits=limits, more=routes)
         self._endpoint = EndpointServer(cast(Any, KeyInPath(app)), host=self.options.host, port=self.options.port)
         mounted = self.options.mounted
         if mounted is not None:

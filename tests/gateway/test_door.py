@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
 
 import lgov_core
 from lgov_core.errors import EndpointError
@@ -230,6 +231,16 @@ def test_a_server_without_keys_listens_on_the_loopback_only(host: str, keys: Key
         with pytest.raises(EndpointError, match="can be reached from other machines"):
             EndpointServer(served, keys=keys, host=host)  # type: ignore[arg-type]
     EndpointServer(create_app([engine], None, keys=KEYS), host=host)  # not started
+
+
+def test_an_application_under_another_server_has_its_door() -> None:
+    engine = UpstreamEngine("http://127.0.0.1:9/v1")
+    app = create_app([engine], None, keys=KeyRing(required=False), limits=Limits(allowed_hosts=("lgov.example.com",)))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        assert client.get("/healthz").status_code == 200
+        assert client.get("/healthz", headers={"host": "lgov.example.com"}).status_code == 200
+        assert client.get("/healthz", headers={"host": "evil.example.com"}).status_code == 403
+        assert client.get("/healthz", headers={"origin": "https://evil.example.com"}).status_code == 403
 
 
 def test_no_other_code_of_lgov_serves_http() -> None:
