@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -26,6 +27,8 @@ from lgov_core.settings import load_settings, read_written, settings_places
 
 #: Names that govern wherever they lie, since a run may begin in any folder: settings, what lgov keeps, lgov itself.
 NAMES: Final = ("lgov.toml", ".lgov", "lgov_core", "lgov_core.py")
+#: Folders of installed packages, on which lgov itself depends.
+_INSTALLED: Final = ("site-packages", "dist-packages")
 #: Where a run without settings looks for its policy, in the folder of its program.
 POLICY_NAMES: Final = ("policy.yaml", "policy.yml")
 #: The record where none is named: in the working folder.
@@ -188,7 +191,9 @@ class GoverningPlaces:
         return f"{_shown(path)} decides how this program is governed, so the program cannot change it; a person can."
 
     def _is_rule(self, text: str) -> bool:
-        return any(above in self._rules or os.path.basename(above) in NAMES for above in (text, *_above(text)))
+        return any(
+            above in self._rules or os.path.basename(above) in (*NAMES, *_INSTALLED) for above in (text, *_above(text))
+        )
 
     def _is_kept(self, text: str) -> bool:
         return ".lgov" in text.split("/") or any(_begins(text, kept) for kept in self._kept)
@@ -299,12 +304,30 @@ def _may_name_it(text: str, pieces: Sequence[str]) -> bool:
 
 
 def _own_code() -> Iterator[str]:
-    """Lgov's packages, and its command beside this Python and on the path."""
+    """Lgov's packages, the modules of its plugins, and its command beside this Python and on the path."""
     for name in _PACKAGES:
         with suppress(ImportError, ValueError):
             spec = find_spec(name)
             yield from () if spec is None else spec.submodule_search_locations or ()
+    yield from _plugin_files()
     yield from filter(None, (shutil.which("lgov"), os.path.join(os.path.dirname(sys.executable), "lgov")))
+
+
+@cache
+def _plugin_files() -> tuple[str, ...]:
+    """Files of the modules that plugins of lgov are in, found without importing them."""
+    from importlib.metadata import entry_points
+
+    files: list[str] = []
+    for point in entry_points(group="lgov"):
+        top, *below = point.module.split(".")
+        with suppress(ImportError, ValueError):
+            spec = find_spec(top)
+            folders = () if spec is None else spec.submodule_search_locations or ()
+            paths = [os.path.join(folder, *below) for folder in folders]
+            files += [file for path in paths for file in (f"{path}.py", os.path.join(path, "__init__.py"))]
+            files += [] if spec is None or spec.origin is None or below else [spec.origin]
+    return tuple(files)
 
 
 def _own_folders() -> Iterator[Path]:

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from lgov_core._util.files import HeldByAnother, atomic_write, hold
 from lgov_core.errors import InstrumentationError
-from lgov_core.places import DEFAULT_AUDIT, NAMES, PROJECT_FILE, project_settings
+from lgov_core.places import DEFAULT_AUDIT, NAMES, POLICY_NAMES, PROJECT_FILE, project_settings
 from lgov_core.settings import read_written
 
 #: Longer texts are compared by their digests alone, and shown by name.
@@ -32,7 +32,7 @@ MAX_NOTE: Final = 256 << 20
 #: Of a folder that is searched, or is one of the places, no more entries count: those that are nearest to it.
 MAX_ENTRIES: Final = 100_000
 _KEPT: Final = DEFAULT_AUDIT.parent.name
-_NAMES_BELOW: Final = frozenset((*NAMES, PROJECT_FILE))
+_NAMES_BELOW: Final = frozenset((*NAMES, *POLICY_NAMES, PROJECT_FILE))
 _NOT_SEARCHED: Final = frozenset({".git", "node_modules"})
 _ABSENT: Final = "absent"
 
@@ -294,7 +294,8 @@ def _forget(note: Path) -> None:
 
 
 def _look(path: str, *, text: bool = True) -> Seen:
-    """A place as it is. Of ``pyproject.toml`` only lgov's settings count, of a folder the names, sizes and times of its files.
+    """A place as it is. Of ``pyproject.toml`` only lgov's settings count, of a ``policy.yaml`` only what has a version, of a
+    folder the names, sizes and times of its files.
 
     An empty file governs nothing: it counts as absent. Of a ``.lgov`` folder only counts whether it exists: runs write into it.
     What is no regular file, or too long for one that a person writes, counts by its kind, size and time, and is not read.
@@ -316,6 +317,8 @@ def _look(path: str, *, text: bool = True) -> Seen:
     if os.path.basename(path) == PROJECT_FILE:
         table = project_settings(raw)
         raw = b"" if table is None else json.dumps(table, sort_keys=True, indent=1, default=str).encode()
+    elif os.path.basename(path) in POLICY_NAMES and not (b"version" in raw or b"\\" in raw):
+        raw = b""  # of another program
     if not raw:
         return Seen(_ABSENT)
     readable = None

@@ -78,6 +78,10 @@ CHANGES = {
         "import os; os.mkdir('env'); open('env/pyvenv.cfg', 'w'); open('env/lgov.toml', 'w').write('timeout_s = 9')",
         "env/lgov.toml appeared",
     ),
+    "makes a policy in a folder below": (
+        "import os; os.mkdir('sub'); open('sub/policy.yaml', 'w').write('{version: 1, rules: []}')",
+        "sub/policy.yaml appeared",
+    ),
     "removes its policy": ("import os; os.rename('policy.yaml', 'policy.yml')", "policy.yaml vanished"),
 }
 
@@ -102,6 +106,7 @@ def test_what_governed_below_at_the_start_and_did_not_change_is_nobodys_change(f
     (folder / "env" / "pyvenv.cfg").touch()
     (folder / "sub" / "pyproject.toml").write_text("[project]\n")
     assert "governed program ran" not in run(folder, "open('sub/pyproject.toml', 'a').write('name = 1')").stderr
+    assert "governed program ran" not in run(folder, "open('sub/policy.yaml', 'w').write('kind: Role')").stderr
     assert "governed program ran" not in run(folder, "open('env/lgov.toml', 'w').write('timeout_s = 4')").stderr
     assert "sub/lgov.toml changed" in run(folder, "open('sub/lgov.toml', 'w').write('timeout_s = 4')").stderr
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 import lgov_core
 from lgov_core.governance import Governance
-from lgov_core.places import GoverningPlaces, is_harmless, is_harmless_variable, places_for
+from lgov_core.places import GoverningPlaces, _plugin_files, is_harmless, is_harmless_variable, places_for
 from lgov_core.policies import load_policy_file
 from lgov_core.types import Action, Point
 
@@ -51,6 +52,7 @@ def judged(folder: Path, path: str, **arguments: str) -> str:
             "conf/../rules.yaml",
             "%72ules.yaml",
             "lgov_core/cli.py",
+            ".venv/lib/python3.12/site-packages/x.pth",
         ),
     ],
 )
@@ -63,6 +65,21 @@ def test_a_file_tool_cannot_change_what_governs_it(project: Path, path: str) -> 
 )
 def test_what_does_not_govern_stays_open(project: Path, path: str) -> None:
     assert judged(project, path) == "allow"
+
+
+def test_modules_of_plugins_are_closed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "own" / "rules").mkdir(parents=True)
+    (project / "own" / "rules" / "judge.py").write_text("raise AssertionError('it is not imported')")
+    point = EntryPoint("mine", "own.rules.judge:Policy", "lgov")
+    monkeypatch.syspath_prepend(str(project))
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point] if group == "lgov" else [])
+    _plugin_files.cache_clear()
+    try:
+        places = places_for(project)
+        assert places.writes(str(project / "own" / "rules" / "judge.py"))
+        assert places.writes(str(project / "own" / "rules" / "other.py")) is None
+    finally:
+        _plugin_files.cache_clear()
 
 
 def test_a_name_is_judged_where_it_ends_up(project: Path) -> None:
