@@ -282,7 +282,7 @@ def _without_settings(path: str, change: FileChange) -> bool:
 
 def _may_name_it(text: str, pieces: Sequence[str]) -> bool:
     """Returns whether ``text`` may name lgov's table once the pieces are put into it, in letters or in TOML's escapes."""
-    if any(_TABLE in part or re.search(r"\\[uUx]", part) for part in (text, *pieces)):
+    if any(_TABLE in words or re.search(r"\\[uUx]", words) for words in (text, *pieces)):
         return True
     if any(piece.endswith("\\") or ("\\" in text and piece[0] in "uUx") for piece in pieces):
         return True
