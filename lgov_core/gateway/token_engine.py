@@ -72,7 +72,7 @@ class TokenEngine:
             raise EndpointError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
         self._names = tuple(dict.fromkeys((model.name, *policies, *also)))
         self._draw = sample
-        self._tool_format = model.format.name
+        self._model = model
         self._max_new_tokens = max_new_tokens
         context = min(context_tokens or model.context_length, model.context_length)
         # One a policy: each may have written the same text with other tokens.
@@ -106,7 +106,7 @@ class TokenEngine:
             request.stop,
             request.seed,
             caller().rollout_id or new_id("conv"),
-            reply_grammar(request, self._tool_format) if self.grammars else None,
+            reply_grammar(request, self._model) if self.grammars else None,
             policy,
         )
         each = [token_prompt] * request.n

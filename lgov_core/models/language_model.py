@@ -3,7 +3,9 @@
 A conversation becomes the text of a prompt, and that text the prompt's tokens. Under `TURN_TEMPLATE` (for models made here)
 and `CHATML_TEMPLATE` (for SmolLM2) a later prompt begins with exactly the earlier prompt and reply, end token included, so
 that the calls of a rollout extend one another. Control tokens count only where the template wrote them (`PromptText`): a tool
-result that contains the text of an end-of-turn token stays text and cannot forge a turn.
+result that contains the text of an end-of-turn token stays text and cannot forge a turn. Tags that are one token
+(``<tool_call>``, ``<think>``) are tokens in what the model and lgov write, and text in what users and tools write, so that a
+prompt is the one of transformers' ``apply_chat_template``.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from lgov_core.errors import EndpointError, ModelError
-from lgov_core.models.tool_formats import ToolFormat, tool_format
+from lgov_core.models.tool_formats import Spelling, ToolFormat, tool_format
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -70,21 +72,43 @@ CHATML_TEMPLATE = (
 )
 
 
+#: Tags that models write, and the texts of tokens that are such tags where the tokenizer does not call them special.
+_TAG = re.compile(r"</?[A-Za-z_][A-Za-z0-9_.-]*>")
+_KNOWN_TAGS = frozenset(f"<{end}{name}>" for end in ("", "/") for name in ("think", "tool_call", "tool_response"))
+
+
 class PromptText:
-    """Text to tokens for one tokenizer. Has no changing state: callable from any thread."""
+    """Text to tokens for one tokenizer. Has no changing state: callable from any thread.
+
+    ``tags`` are the tags that are one token, with its id.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         added: dict[int, Any] = tokenizer.added_tokens_decoder
+        special = set(tokenizer.all_special_tokens)
+        self.tags: Mapping[str, int] = {
+            text: number
+            for number, text, is_special in (
+                (number, str(token.content), token.special) for number, token in added.items()
+            )
+            if text in _KNOWN_TAGS or (_TAG.fullmatch(text) and not is_special and text not in special)
+        }
         control = sorted({str(token.content) for token in added.values()}, key=len, reverse=True)
         # Whitespace that a tokenizer lists as an added token is ordinary text.
         self._texts = ("", _OPEN, *(text for text in control if text.strip()))
         self._stand_ins = {text: f"{_OPEN}{n}{_CLOSE}" for n, text in enumerate(self._texts) if text}
         self._control = re.compile("|".join(map(re.escape, self._stand_ins)))
+        turns = [text for text in self._stand_ins if text not in self.tags]
+        self._turn_control = re.compile("|".join(map(re.escape, turns)))
         self._backend = tokenizer.backend_tokenizer
 
     def protect(self, content: str) -> str:
         """``content`` with stand-ins for the text of control tokens; `encode` makes plain text of them again."""
         return self._control.sub(lambda match: self._stand_ins[match.group()], content)
+
+    def protect_turns(self, content: str) -> str:
+        """As `protect`, of a text that the model or lgov wrote: tags in it are tokens."""
+        return self._turn_control.sub(lambda match: self._stand_ins[match.group()], content)
 
     def plain(self, rendered: str) -> str:
         """Rendered text as the tokens of `encode` spell it: each stand-in replaced by its text."""
@@ -174,7 +198,8 @@ class LanguageModel:
         Messages and tools are in OpenAI form. Raises `EndpointError` (400) for a conversation that the model's template
         refuses or that is not text.
         """
-        return self._apply_template(self.format.render_messages(messages, tools))
+        spelling = Spelling(self.text.protect, self.text.protect_turns)
+        return self._apply_template(self.format.render_messages(messages, tools, spelling))
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """The token ids of the prompt (see `render_text`)."""
@@ -186,7 +211,7 @@ class LanguageModel:
         ``render(history)`` followed by this is how ``render([*history, message, ...])`` begins.
         """
         text = self.format.render_messages([message], tools)[-1]["content"]
-        return [*self.text.encode(self.text.protect(text)), self.end_id]
+        return [*self.text.encode(self.text.protect_turns(text)), self.end_id]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, control tokens included. Bytes that are not UTF-8 become U+FFFD."""
@@ -207,12 +232,12 @@ class LanguageModel:
     def _apply_template(self, plain: Sequence[Mapping[str, str]]) -> str:
         import jinja2
 
-        protected = [
-            {"role": role, "content": (REPLY_STARTS if role == "assistant" else "") + self.text.protect(content)}
-            for role, content in ((message["role"], message["content"]) for message in plain)
+        started = [
+            {**message, "content": REPLY_STARTS + message["content"]} if message["role"] == "assistant" else message
+            for message in plain
         ]
         try:
-            rendered = self.tokenizer.apply_chat_template(protected, tokenize=False, add_generation_prompt=True)
+            rendered = self.tokenizer.apply_chat_template(started, tokenize=False, add_generation_prompt=True)
         except jinja2.TemplateError as error:
             raise EndpointError(
                 f"the chat template of model {self.name!r} refuses the conversation: {error}"
@@ -220,15 +245,16 @@ class LanguageModel:
         return cast("str", rendered)
 
     def _fitting_format(self) -> ToolFormat:
-        """The tool format, with results under the role ``user`` when the template has no role for them."""
+        """The tool format, with results and system texts under the role ``user`` where the template has no role for them."""
         chosen = tool_format(self.tool_format)
-        probe = [
-            {"role": "user", "content": "q"},
-            {"role": "assistant", "content": "a"},
-            {"role": chosen.tool_role, "content": "the-result"},
-        ]
+        turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+        if not self._writes([*turns, {"role": chosen.tool_role, "content": "the-text"}]):
+            chosen = replace(chosen, tool_role="user")
+        return replace(chosen, folds=not self._writes([{"role": "system", "content": "the-text"}, *turns[:1]]))
+
+    def _writes(self, plain: Sequence[Mapping[str, str]]) -> bool:
+        """Returns whether the template takes these messages, and writes ``the-text`` of one of them."""
         try:
-            knows_role = "the-result" in self._apply_template(probe)
+            return "the-text" in self._apply_template(plain)
         except EndpointError:
-            knows_role = False
-        return chosen if knows_role else replace(chosen, tool_role="user")
+            return False

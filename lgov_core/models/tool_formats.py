@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, cast
@@ -128,16 +128,30 @@ def call_in(text: str) -> ParsedCall | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How texts are written into a prompt: ``theirs``, of users and tools, and ``own``, of the model and of lgov."""
+
+    theirs: Callable[[str], str] = str
+    own: Callable[[str], str] = str
+
+
+_AS_IT_IS = Spelling()
+
+
 @dataclass(frozen=True)
 class ToolFormat:
     """One way to write tool calls as text.
 
     ``name`` is the key in `TOOL_FORMATS`. ``tool_role`` is the role under which results are handed to the chat template;
-    for a template that has no role ``tool``, ``dataclasses.replace(format, tool_role="user")``.
+    for a template that has no role ``tool``, ``dataclasses.replace(format, tool_role="user")``. ``folds``: the template
+    refuses the role ``system``; such a text begins the user's next message, and messages of one role that follow each other
+    are one.
     """
 
     name: str
     tool_role: str = "tool"
+    folds: bool = False
 
     #: Between the system message of the conversation and the description of the tools.
     _separator: ClassVar = "\n\n"
@@ -157,7 +171,9 @@ class ToolFormat:
         """
         raise NotImplementedError
 
-    def render_messages(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[dict[str, str]]:
+    def render_messages(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), spelling: Spelling = _AS_IT_IS
+    ) -> list[dict[str, str]]:
         """OpenAI messages as plain role/content messages, tools described in the system message.
 
         Raises `EndpointError` (400) for a message that cannot be written as text, such as one with an image.
@@ -172,18 +188,36 @@ class ToolFormat:
                         for function in functions
                     ]
                     text = f"{text}\n{self._joined(calls)}" if text else self._joined(calls)
-                rendered.append({"role": "assistant", "content": text})
+                rendered.append({"role": "assistant", "content": spelling.own(text)})
             elif role == "tool":
-                rendered.append({"role": self.tool_role, "content": self._render_result(text)})
-            elif role in ("system", "developer", "user"):
-                rendered.append({"role": "user" if role == "user" else "system", "content": text})
+                rendered.append({"role": self.tool_role, "content": self._render_result(spelling.theirs(text))})
+            elif role == "user":
+                rendered.append({"role": "user", "content": spelling.theirs(text)})
+            elif role in ("system", "developer"):
+                rendered.append({"role": "system", "content": spelling.own(text)})
             else:
                 raise EndpointError(f"message role {role!r} is not supported")
-        if system := self.describe(tools):
+        if system := spelling.own(self.describe(tools)):
             if rendered and rendered[0]["role"] == "system":
                 system = f"{rendered.pop(0)['content']}{self._separator}{system}"
             rendered.insert(0, {"role": "system", "content": system})
-        return rendered
+        rendered[1:1] = self._shown_calls(tools, spelling)
+        return self._folded(rendered) if self.folds else rendered
+
+    def _shown_calls(self, tools: Sequence[Tool], spelling: Spelling) -> list[dict[str, str]]:
+        """Turns before the conversation that show how the tools are called."""
+        return []
+
+    @staticmethod
+    def _folded(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+        folded: list[dict[str, str]] = []
+        for message in messages:
+            role = "user" if message["role"] == "system" else message["role"]
+            if folded and folded[-1]["role"] == role:
+                folded[-1]["content"] += f"\n\n{message['content']}"
+            else:
+                folded.append({"role": role, "content": message["content"]})
+        return folded
 
     def _joined(self, calls: Sequence[str]) -> str:
         return "\n".join(calls)
@@ -339,18 +373,15 @@ class _Examples(_Compact):
         values = {name: _placeholder(name, properties[name]) for name in names}
         return self.render_call(tool_name(tool), dump(values), [tool])
 
-    def render_messages(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[dict[str, str]]:
-        rendered = super().render_messages(messages, tools)
-        if not tools:
-            return rendered
-        examples: list[dict[str, str]] = []
+    def _shown_calls(self, tools: Sequence[Tool], spelling: Spelling) -> list[dict[str, str]]:
+        shown: list[dict[str, str]] = []
         for tool in tools[:_MOST_EXAMPLES]:
             question = tool["function"].get("description") or f"Call {tool_name(tool)}."
-            examples += [
-                {"role": "user", "content": str(question)},
-                {"role": "assistant", "content": self._example(tool)},
+            shown += [
+                {"role": "user", "content": spelling.theirs(str(question))},
+                {"role": "assistant", "content": spelling.own(self._example(tool))},
             ]
-        return [rendered[0], *examples, *rendered[1:]]
+        return shown
 
 
 def _placeholder(name: str, schema: Mapping[str, Any]) -> Any:

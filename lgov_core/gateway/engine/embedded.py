@@ -254,7 +254,7 @@ class EmbeddedEngine:
 
     async def _constrain(self, request: ChatRequest, rows: Sequence[Row]) -> list[GrammarConstraint]:
         """Holds the rows to the form that the request asks for, if it asks for one."""
-        grammar = reply_grammar(request, self._model.format.name)
+        grammar = reply_grammar(request, self._model)
         if grammar is None:
             return []
         # In a thread: a large schema takes a while to compile.

@@ -35,8 +35,8 @@ _MOST_GRAMMARS = 64
 _MOST_ITEMS = 10_000
 
 
-def reply_grammar(request: ChatRequest, tool_format: str) -> str | None:
-    """The grammar (Lark, as llguidance reads it) of the replies to ``request``; None when any text will do.
+def reply_grammar(request: ChatRequest, model: LanguageModel) -> str | None:
+    """The grammar (Lark, as llguidance reads it) of the replies of ``model`` to ``request``; None when any text will do.
 
     ``response_format`` asks for JSON; with tools offered a reply may be calls instead. ``tool_choice`` demands a call: of
     any tool, or of one. ``parallel_tool_calls: false`` allows one call only. Raises `EndpointError` (400) for a form that is
@@ -46,10 +46,13 @@ def reply_grammar(request: ChatRequest, tool_format: str) -> str | None:
     schema = _answer_schema(request.body)
     if tools is None and schema is None:
         return None
+    tool_format = model.format.name
     alone = request.body.get("parallel_tool_calls") is False
     rules: dict[str, list[str]] = {}
     if offered := request.tools if tools is None else tools:
-        rules["calls"] = _calls(offered, tool_format, alone=alone)
+        # A tag that is one token of the model is that token: no text can be spelt with it.
+        tags = {tag: f"<[{model.text.tags[tag]}]>" for tag in _HERMES_TAGS if tag in model.text.tags}
+        rules["calls"] = _calls(offered, tool_format, tags, alone=alone)
     if schema is not None and tools is None:
         rules["answer"] = [f"answer: %json {_styled(schema)}"]
     return "\n".join([f"start: {' | '.join(rules)}", *chain(*rules.values())])
@@ -88,9 +91,12 @@ def _answer_schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
     raise EndpointError(f"'response_format' ({shown(form)}) is not known", hint="text, json_object or json_schema")
 
 
-def _calls(tools: Sequence[Tool], tool_format: str, *, alone: bool) -> list[str]:
+_HERMES_TAGS = ("<tool_call>", "</tool_call>")
+
+
+def _calls(tools: Sequence[Tool], tool_format: str, tags: Mapping[str, str], *, alone: bool) -> list[str]:
     any_call = " | ".join(f"call_{number}" for number in range(len(tools)))
-    rules = [f"call_{number}: {_call(tool, tool_format)}" for number, tool in enumerate(tools)]
+    rules = [f"call_{number}: {_call(tool, tool_format, tags)}" for number, tool in enumerate(tools)]
     if alone:
         return [f"calls: {any_call}", *rules]
     if tool_format == "json":
@@ -98,7 +104,7 @@ def _calls(tools: Sequence[Tool], tool_format: str, *, alone: bool) -> list[str]
     return [r'calls: one_call ("\n" one_call)*', f"one_call: {any_call}", *rules]
 
 
-def _call(tool: Tool, tool_format: str) -> str:
+def _call(tool: Tool, tool_format: str, tags: Mapping[str, str]) -> str:
     name = tool_name(tool)
     function: Mapping[str, Any] = tool.get("function") or {}
     parameters = {"type": "object", **(function.get("parameters") or {})}
@@ -120,7 +126,8 @@ def _call(tool: Tool, tool_format: str) -> str:
         "additionalProperties": False,
     }
     if tool_format == "hermes":
-        return rf'"<tool_call>\n" %json {_styled(whole)} "\n</tool_call>"'
+        opens, closes = (tags.get(tag, json.dumps(tag)) for tag in _HERMES_TAGS)
+        return rf'{opens} "\n" %json {_styled(whole)} "\n" {closes}'
     return f"%json {_styled(whole)}"
 
 
@@ -302,7 +309,7 @@ class ReplyTokenCache:
             if whole[-1] in self._model.eos_ids:
                 return  # ended with a token that is not how the template ends a turn
             whole = (*whole, self._model.end_id)
-        key = _digest(f"{prompt_text}{REPLY_STARTS}{self._model.text.protect(text)}{self._end}")
+        key = _digest(f"{prompt_text}{REPLY_STARTS}{self._model.text.protect_turns(text)}{self._end}")
         self._ids.put(key, whole)
 
     def _verbatim(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
