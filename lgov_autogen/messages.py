@@ -61,8 +61,8 @@ def text_of(content: Any) -> str:
 
 def media_of(content: Any) -> list[dict[str, Any]]:
     """The pictures of a message's content: see `lgov_core.wire.turns.media_in`."""
-    parts = content if isinstance(content, list) else []
-    return media_in([{"type": "input_image", "image_url": part.data_uri} for part in parts if isinstance(part, Image)])
+    images = [element for element in content if isinstance(element, Image)] if isinstance(content, list) else []
+    return media_in([{"type": "input_image", "image_url": image.data_uri} for image in images])
 
 
 def as_mappings(messages: Sequence[LLMMessage]) -> list[dict[str, Any]]:

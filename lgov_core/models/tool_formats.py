@@ -374,14 +374,14 @@ class _Examples(_Compact):
         return self.render_call(tool_name(tool), dump(values), [tool])
 
     def _shown_calls(self, tools: Sequence[Tool], spelling: Spelling) -> list[dict[str, str]]:
-        shown: list[dict[str, str]] = []
+        examples: list[dict[str, str]] = []
         for tool in tools[:_MOST_EXAMPLES]:
             question = tool["function"].get("description") or f"Call {tool_name(tool)}."
-            shown += [
+            examples += [
                 {"role": "user", "content": spelling.theirs(str(question))},
                 {"role": "assistant", "content": spelling.own(self._example(tool))},
             ]
-        return shown
+        return examples
 
 
 def _placeholder(name: str, schema: Mapping[str, Any]) -> Any:
