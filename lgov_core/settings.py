@@ -36,7 +36,15 @@ MAX_WRITTEN: Final = 8 << 20
 
 #: ``LGOV_`` variables that are not settings: those that lgov hands to the processes it starts, and those of one module.
 OTHER_VARIABLES = frozenset(
-    {"LGOV_ROLLOUT_ID", "LGOV_ATTEMPT", "LGOV_CHILD", "LGOV_OPENAI_TRACES", "LGOV_FLEX_ATTENTION", "LGOV_MCP_HEADERS"}
+    {
+        "LGOV_ROLLOUT_ID",
+        "LGOV_ATTEMPT",
+        "LGOV_CHILD",
+        "LGOV_STARTER",
+        "LGOV_OPENAI_TRACES",
+        "LGOV_FLEX_ATTENTION",
+        "LGOV_MCP_HEADERS",
+    }
 )
 
 

@@ -15,6 +15,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import re
+import sys
 import threading
 import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Container, Generator, Iterator, Mapping
@@ -28,6 +29,7 @@ from lgov_core import hookspecs
 from lgov_core.errors import InstrumentationError
 from lgov_core.flow import Flow, arun_flow, run_flow
 from lgov_core.governor import Governor
+from lgov_core.instrumentation.otel_spans import unrecorded_span
 from lgov_core.types import Action, Decision, Effect, Point, Surface
 from lgov_core.types import Adapter as Adapter
 from lgov_core.types import Conflict as Conflict
@@ -216,7 +218,8 @@ class Instrumentor:
         ways: list[str] = []
 
         def self_test() -> None:
-            ways.extend(patching.self_test(self))
+            with _no_otel_spans():
+                ways.extend(patching.self_test(self))
 
         if self.self_test_in_thread:
             in_fresh_thread(self_test)
@@ -258,6 +261,24 @@ class Instrumentor:
         finally:
             self._probe.reset(token)
             denier.close()
+
+
+@contextmanager
+def _no_otel_spans() -> Generator[None]:
+    """Keeps what runs inside out of the program's traces, whoever writes its spans: other instrumentations heed the key, or
+    the sampler drops what is below a span that is not sampled.
+    """
+    api: Any = sys.modules.get("opentelemetry.trace")
+    if api is None:
+        yield
+        return
+    context: Any = sys.modules["opentelemetry.context"]
+    above = api.set_span_in_context(unrecorded_span(api, "1".zfill(16), (1, api.TraceFlags(0))))
+    token = context.attach(context.set_value("suppress_instrumentation", True, above))
+    try:
+        yield
+    finally:
+        context.detach(token)
 
 
 class _DenyEverything:

@@ -8,7 +8,9 @@ count in memory (costs, rates, loops) count in each process alone.
 
 Every governed process appends a line to one file when it begins and for everything that it starts (`watch_children`), for the
 closing report of ``lgov run`` (`read_reports`). A Python program that was started and does not say that it began was not
-governed. Other programs have no governor to lose: they are named.
+governed. Other programs have no governor to lose: they are named. Between a program and the Python that it starts there may
+be others (a shell, ``timeout``): who started whom is what the system says of a process's ancestors; ``LGOV_STARTER``, which
+is handed on, counts only where these have ended or cannot be asked. Processes that mean to deceive could write to the file.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -32,6 +34,7 @@ from lgov_core.governance import Governance
 from lgov_core.policies.approvals import requests as approval_requests
 from lgov_core.process.governed import (
     Blocked,
+    BlockedActions,
     FrameworkGuard,
     JudgedCounts,
     append_report,
@@ -49,6 +52,16 @@ if TYPE_CHECKING:
 
 _PYTHON = re.compile(r"(python|pypy)[\d.]*w?(\.exe)?", re.IGNORECASE)
 _WORDS_END = re.compile(r"[\s;&|()<>'\"`]+")
+#: In the text of a shell: by what a Python may not get what is handed on, and what runs a command any number of times.
+_ESCAPES = re.compile(
+    r"(?<!\S)-\w*[IES]|\benv\s+-|\bunset\b|\bexec\s+-|\bsudo\b|\bsu\b|LGOV_|PYTHONPATH=(?!\S*\$\{?PYTHONPATH)"
+    r"|(python|pypy)[\w.]*['\"]?\s+['\"]?\$",
+    re.IGNORECASE,
+)
+_REPEATS = re.compile(r"\b(for|while|until|xargs|parallel|find|eval)\b|\$\(|`|\(\)")
+_NEVER = sys.maxsize
+#: Ancestors of a process that are looked at.
+_ANCESTORS = 32
 _STARTERS = (platform.__file__, approval_requests.__file__)
 _START_EVENTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.exec", "os.spawn", "os.system"})
 
@@ -68,7 +81,7 @@ class ChildReports:
     multiprocessing: int = 0
     judged: Counter[tuple[str, str, str]] = field(default_factory=Counter[tuple[str, str, str]])
     unevaluated: Counter[str] = field(default_factory=Counter[str])
-    blocked: list[Blocked] = field(default_factory=list[Blocked])
+    blocked: BlockedActions = field(default_factory=BlockedActions)
     problems: list[str] = field(default_factory=list[str])
 
 
@@ -79,11 +92,42 @@ def make_reports() -> Path:
     return Path(name)
 
 
+@dataclass(slots=True)
+class _Start:
+    """Python that a process started: ``text`` is what it was told, ``needs`` says how many Pythons have to begin there."""
+
+    text: str
+    needs: int
+
+
+@dataclass(slots=True)
+class _Begun:
+    """The Pythons that began in one process which a governed one started, or below it. ``last`` is its last word.
+
+    ``is_known``: the system says so, and not only what was handed on.
+    """
+
+    last: str
+    is_direct: bool
+    is_known: bool
+    count: int = 0
+
+    def answers(self, start: _Start, *, exactly: bool) -> bool:
+        """Returns whether this may be what ``start`` started, or, with ``exactly``, certainly is."""
+        if self.count < start.needs:
+            return False
+        if not self.is_known:  # where the system cannot be asked, or the shell has ended before what it started
+            return not exactly and ("&" in start.text or not os.path.isdir("/proc/self"))
+        if exactly:
+            return f" {start.text}".endswith(f" {self.last}")
+        return self.is_direct or any(mark in start.text for mark in "$*?[~")
+
+
 def read_reports(path: Path) -> ChildReports:
     """Reads and removes the file of reports.
 
-    Python that was started is governed when it said itself that it began. A shell whose text names Python counts as such,
-    and is governed only when it has replaced itself by a Python that says so.
+    Python that was started is governed when it said itself that it began. A text for a shell that names Python counts as
+    such; its Pythons are governed when as many began below that shell as the text may have started without what is handed on.
     """
     reports = ChildReports()
     try:
@@ -91,39 +135,82 @@ def read_reports(path: Path) -> ChildReports:
         path.unlink()
     except OSError as error:
         return ChildReports(ungoverned=1, problems=[f"the reports of child processes cannot be read: {error}"])
-    # By pid: how many of its Python children have not begun, and whether what replaced itself is Python.
-    waiting, replaced = Counter[int](), dict[int, bool]()
-    began: list[tuple[int, int]] = []
+    waiting: dict[int, list[_Start]] = {}
+    replaced: dict[int, _Start] = {}
+    began: list[dict[str, Any]] = []
     for line in lines:
         try:
             line_values: dict[str, Any] = json.loads(line)
         except ValueError:
             continue  # a child was killed while it wrote
         if "started" in line_values:
-            pid, python = line_values["pid"], line_values["python"]
+            pid, start = line_values["pid"], _Start(line_values["text"], line_values["needs"])
             if pid not in replaced:  # to replace itself it may try several folders
                 reports.started[line_values["started"]] += 1
-                reports.others[line_values["started"]] += not python
+                reports.others[line_values["started"]] += not start.needs
             if line_values["exec"]:
-                replaced[pid] = python
-            elif python:
-                waiting[pid] += 1
+                replaced[pid] = start
+            elif start.needs:
+                waiting.setdefault(pid, []).append(start)
         elif "began" in line_values:
-            reports.governed += 1
-            if line_values["began"] == "multiprocessing":
-                reports.multiprocessing += 1
-            elif line_values["pid"] in replaced:
-                del replaced[line_values["pid"]]
-            else:
-                began.append((line_values["pid"], line_values["parent"]))
+            began.append(line_values)
         for framework, point, effect, count in line_values.get("judged", ()):
             reports.judged[framework, point, effect] += count
-        reports.blocked += [Blocked(**kind) for kind in line_values.get("blocked", ())]
+        reports.blocked.answer(line_values.get("answered", ()))
+        reports.blocked.merge(Blocked(**kind) for kind in line_values.get("blocked", ()))
         reports.unevaluated.update(line_values.get("unevaluated", {}))
         reports.problems += line_values.get("problems", [])
-    waiting.subtract(parent for _, parent in began if parent in waiting)
-    reports.ungoverned = sum(count for count in waiting.values() if count > 0) + sum(replaced.values())
+    reports.governed = len(began)
+    reports.multiprocessing = sum(line_values["began"] == "multiprocessing" for line_values in began)
+    programs = [line_values for line_values in began if line_values["began"] != "multiprocessing"]
+    reports.ungoverned = _unanswered(waiting, replaced, programs, {line_values["pid"] for line_values in began})
     return reports
+
+
+def _unanswered(
+    waiting: dict[int, list[_Start]], replaced: dict[int, _Start], programs: list[dict[str, Any]], governed: set[int]
+) -> int:
+    """The number of starts (by the process that starts, or replaces itself) that no Python answered by beginning."""
+    begun: dict[tuple[int, int], _Begun] = {}  # by who started it, and what process that was
+    for program in programs:
+        lineage: list[tuple[int, str]] = program["lineage"]
+        by, below = program["starter"], 0
+        for index, (pid, _) in enumerate(lineage):
+            if pid in replaced or (index and (pid in waiting or pid in governed)):
+                by, below = pid, index if pid in replaced else index - 1
+                break
+        else:
+            lineage = [(program["pid"], "")]
+        pid, last = lineage[below]
+        begun.setdefault((by, pid), _Begun(last, below == 0, bool(last))).count += 1
+    for pid, start in replaced.items():
+        waiting.setdefault(pid, []).append(start)
+    for exactly in (True, False):
+        # The most telling first: the last word of a short command is in many texts.
+        for (by, pid), group in sorted(begun.items(), key=lambda item: -len(item[1].last)):
+            starts = waiting.get(by, [])
+            answered = next((start for start in starts if group.answers(start, exactly=exactly)), None)
+            if answered is not None:
+                starts.remove(answered)
+                del begun[by, pid]
+    return sum(start.needs > 0 for starts in waiting.values() for start in starts)
+
+
+def _lineage() -> list[tuple[int, str]]:
+    """Returns this process and its ancestors, as far as the system says: the id and the last word of the command of each.
+
+    The word is empty where the process has ended.
+    """
+    lineage, pid = [(os.getpid(), sys.orig_argv[-1] or " ")], os.getppid()
+    while pid > 0 and len(lineage) < _ANCESTORS:
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().removesuffix(b"\0").split(b"\0")
+            above = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            words, above = [b""], 0
+        lineage.append((pid, os.fsdecode(words[-1])))
+        pid = above
+    return lineage
 
 
 def watch_children(reports: Path, replacing: Callable[[str], object] = lambda name: None) -> None:
@@ -138,8 +225,9 @@ def watch_children(reports: Path, replacing: Callable[[str], object] = lambda na
             name = _program_name(event, arguments)
             if event == "os.exec" and os.getpid() == own:
                 replacing(name)
-            python = _names_python(event, arguments)
-            append_report(reports, {"started": name, "pid": os.getpid(), "exec": event == "os.exec", "python": python})
+            text, needs = _pythons(event, arguments)
+            start = {"started": name, "pid": os.getpid(), "exec": event == "os.exec", "text": text, "needs": needs}
+            append_report(reports, start)
 
     sys.addaudithook(notice)
 
@@ -159,17 +247,29 @@ def _is_repeated(event: str) -> bool:
     return event == "os.posix_spawn" and sys._getframe(2).f_code.co_filename == subprocess.__file__
 
 
-def _names_python(event: str, arguments: tuple[Any, ...]) -> bool:
-    """True if a word of what is started is a Python interpreter or a script for one, also in the text for a shell."""
+def _pythons(event: str, arguments: tuple[Any, ...]) -> tuple[str, int]:
+    """What is started, as text, and how many Python interpreters or scripts for one have to begin there, also by a shell.
+
+    One is enough where the text for a shell gives each the same environment and options: then all are governed.
+    """
     relevant = arguments[:2] if event == "subprocess.Popen" else arguments  # the rest is its folder and environment
     listed = [list(argument) if isinstance(argument, list | tuple) else [argument] for argument in relevant]
-    words: list[str] = []
-    for words_of_one in listed:
-        texts = [os.fsdecode(argument) for argument in words_of_one if isinstance(argument, str | bytes | os.PathLike)]
-        for before, text in zip(["", *texts], texts, strict=False):
-            in_shell = event == "os.system" or (before.startswith("-") and before.endswith("c"))
-            words += _WORDS_END.split(text) if in_shell else [text]
-    return any(_PYTHON.fullmatch(os.path.basename(word)) or _is_python_script(word) for word in words)
+    told = [os.fsdecode(word) for words in listed for word in words if isinstance(word, str | bytes | os.PathLike)]
+    pythons, script = 0, ""
+    for before, text in zip(["", *told], told, strict=False):
+        if event == "os.system" or (not pythons and before.startswith("-") and before.endswith("c")):
+            script = text
+        elif _is_python(text):
+            pythons = 1
+    if in_script := sum(map(_is_python, _WORDS_END.split(script))):
+        pythons = 1
+        if _ESCAPES.search(script):
+            pythons = _NEVER if _REPEATS.search(script) else in_script
+    return " ".join(told), pythons
+
+
+def _is_python(word: str) -> bool:
+    return _PYTHON.fullmatch(os.path.basename(word)) is not None or _is_python_script(word)
 
 
 def _is_python_script(word: str) -> bool:
@@ -195,6 +295,7 @@ def _program_name(event: str, arguments: tuple[Any, ...]) -> str:
 
 
 VARIABLE = "LGOV_CHILD"
+_STARTER = "LGOV_STARTER"
 SITE = Path(__file__).parent / "site"
 #: How much of a child's command a message shows, in characters.
 MAX_COMMAND = 100
@@ -206,11 +307,21 @@ def hand_on(governance: Governance, scope: RolloutScope, reports: Path, *, deny_
     os.environ[VARIABLE] = json.dumps({**inherited, "deny_unevaluated": deny_unevaluated})
     others = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != str(SITE)]
     os.environ["PYTHONPATH"] = os.pathsep.join([str(SITE), *others])
+    _sign()
+    os.register_at_fork(after_in_child=_sign)
 
 
-def watch_requests(reports: Path, *, refuses: bool) -> RequestWatch:
-    """Watches what this process sends to model servers from now on; what a forked one sends is a line of ``reports``."""
-    watch = RequestWatch(refuses=refuses, tell=lambda counts: append_report(reports, {"unevaluated": counts}))
+def _sign() -> None:
+    os.environ[_STARTER] = str(os.getpid())
+
+
+def watch_requests(reports: Path, *, refuses: bool, is_child: bool = False) -> RequestWatch:
+    """Watches what this process sends to model servers from now on; what a child sends is a line of ``reports`` at once."""
+
+    def tell(counts: Mapping[str, int]) -> None:
+        append_report(reports, {"unevaluated": counts})
+
+    watch = RequestWatch(refuses=refuses, tell=tell, is_child=is_child)
     watch.install()
     return watch
 
@@ -234,11 +345,10 @@ class _Child:
         self.scope = RolloutScope(**inherited["scope"])
         self.reports = Path(inherited["reports"])
         self.manager = make_plugin_manager()
-        self.tally = JudgedCounts()
-        self.tally.reports = self.reports
+        self.tally = JudgedCounts(self.reports, is_child=True)
         self.opened: OpenGovernance | None = None
         self.pid = os.getpid()
-        self.watch = watch_requests(self.reports, refuses=inherited["deny_unevaluated"])
+        watch_requests(self.reports, refuses=inherited["deny_unevaluated"], is_child=True)
 
     def governor(self) -> Governor:
         """The governor of this process; opened when it is first asked for."""
@@ -251,23 +361,23 @@ class _Child:
         carry_into_threads()
         FrameworkGuard(installed_adapters(self.manager), self.governor, _refuse).install()
         spawned = any(word.startswith("from multiprocessing.") for word in sys.orig_argv)
-        started = {"began": "multiprocessing" if spawned else "program", "pid": self.pid, "parent": os.getppid()}
-        append_report(self.reports, started)
+        starter = os.environ.get(_STARTER, "")
+        began = {"began": "multiprocessing" if spawned else "program", "pid": self.pid, "lineage": _lineage()}
+        append_report(self.reports, {**began, "starter": int(starter) if starter.isdecimal() else 0})
+        _sign()
+        os.register_at_fork(after_in_child=_sign)
         watch_children(self.reports)
         atexit.register(self.end)
 
     def end(self) -> None:
-        """Closes everything and reports what was judged here."""
+        """Closes everything and reports what went wrong here. What was judged is reported already: a signal may end this."""
         if os.getpid() != self.pid:
             return
-        if unevaluated := self.watch.unevaluated:
-            append_report(self.reports, {"unevaluated": unevaluated})
         if self.opened is None:
             return
         problems = [f"{count} failures in {what}" for what, count in sorted(self.opened.governor.failures.items())]
         problems = [f"child process {self.pid}: {problem}" for problem in [*problems, *self.opened.close()]]
-        judged = [[*key, count] for key, count in self.tally.judged.items()]
-        append_report(self.reports, {"judged": judged, "blocked": self.tally.blocked.as_json(), "problems": problems})
+        append_report(self.reports, {"problems": problems})
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -76,9 +76,7 @@ class BlockedActions:
 
     def add(self, action: Action, decision: Decision) -> None:
         """Takes note of a decision, if it blocks or would outside shadow mode."""
-        answered = {part.approval for part in decision.parts or (decision,) if part.approval and not part.blocks}
-        for key in [key for key, kind in self._kinds.items() if kind.approval in answered]:
-            self._kinds.pop(key, None)
+        self.answer(answered_requests(decision))
         block = decision if decision.blocks else decision.unenforced
         if block is None or not block.blocks:
             return
@@ -86,6 +84,11 @@ class BlockedActions:
         approval = next((part.approval for part in decision.parts or (decision,) if part.approval and part.blocks), "")
         what = (effect, action.point.value, action.name, block.policy, block.rule, block.reason)
         self.merge([Blocked(*what, decision.decision_id, approval)])
+
+    def answer(self, requests: Iterable[str]) -> None:
+        """Takes the ``requests`` for approval out again."""
+        for key in [key for key, kind in self._kinds.items() if kind.approval in requests]:
+            self._kinds.pop(key, None)
 
     def merge(self, others: Iterable[Blocked]) -> None:
         """Adds what another process blocked."""
@@ -100,6 +103,11 @@ class BlockedActions:
     def as_json(self) -> list[dict[str, Any]]:
         """The kinds as JSON values."""
         return [asdict(kind) for kind in self]
+
+
+def answered_requests(decision: Decision) -> list[str]:
+    """The requests for approval that were answered before ``decision``, which did not wait for them."""
+    return [part.approval for part in decision.parts or (decision,) if part.approval and not part.blocks]
 
 
 _LOG = logging.getLogger("lgov.instrumentation")
@@ -231,15 +239,15 @@ CANNOT_GOVERN = 78
 class JudgedCounts:
     """Counts what was judged: by framework, point and effect (``would-deny`` and so on in shadow mode). Safe in any thread.
 
-    ``blocked`` names what was blocked. A forked child counts in memory of its own, and may end without a word; so each of
-    its decisions is a line of ``reports``, if that is set.
+    ``blocked`` names what was blocked. A child, also a forked one, may end without a word; so each of its decisions is a
+    line of ``reports`` once it is on record, if that is set. ``is_child``: this process is one itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, reports: Path | None = None, *, is_child: bool = False) -> None:
         self.judged: Counter[tuple[str, str, str]] = Counter()
         self.blocked = BlockedActions()
-        self.reports: Path | None = None
-        self._pid = os.getpid()
+        self.reports = reports
+        self._pid = 0 if is_child else os.getpid()
 
     @hookimpl
     def lgov_observe(self, event: Any) -> None:
@@ -252,7 +260,8 @@ class JudgedCounts:
             if self.reports is not None and os.getpid() != self._pid:
                 actions = BlockedActions()
                 actions.add(action, decision)
-                append_report(self.reports, {"judged": [[*key, 1]], "blocked": actions.as_json()})
+                line = {"judged": [[*key, 1]], "blocked": actions.as_json(), "answered": answered_requests(decision)}
+                append_report(self.reports, line)
             else:
                 self.judged[key] += 1
                 self.blocked.add(action, decision)

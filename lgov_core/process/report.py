@@ -98,14 +98,15 @@ class ClosingReport:
 
     def lines(self) -> list[str]:
         """The report in words, a line each."""
-        instrumented = ", ".join(self.frameworks) or "none"
-        lines = [f"governed: {instrumented}; decisions: {self.allowed} allowed, {self.denied} denied"]
+        lines = [
+            f"governed: {', '.join(self.frameworks) or 'none'}; decisions: {self.allowed} allowed, {self.denied} denied"
+        ]
         if self.would_deny:
             lines[0] += f"; shadow mode: {self.would_deny} of the allowed would have been denied"
-        if not self.frameworks and not any("pre_tool_call" in points for points in self.judged.values()):
-            lines.append("the program imported no framework that lgov governs: no tool call of it was judged")
         # What children judged counts too, also of a framework that only they have loaded.
         elsewhere = [name for name in self.judged if name not in (*self.frameworks, *_OURSELVES)]
+        if not self.frameworks and not elsewhere:
+            lines.append("the program imported no framework that lgov governs: no tool call of it was judged")
         judged = [name for name in (*self.frameworks, *elsewhere) if name in self.judged]
         # A framework below others (the openai client, say) has no decisions where those judge.
         for framework in judged or self.frameworks:

@@ -52,13 +52,16 @@ class RequestWatch:
     """Counts the requests of this process that no governor judged, by host. With ``refuses`` those to models are not sent.
 
     A refused request raises `PolicyDenied` where it would be sent; some clients make it the cause of an error of their own.
-    ``tell`` is called with what a forked process counts, which has no report of its own. Safe in any thread.
+    ``tell`` is called with what a forked process counts, which has no report of its own; with ``is_child`` this process has
+    none either. Safe in any thread.
     """
 
-    def __init__(self, *, refuses: bool = False, tell: Callable[[Mapping[str, int]], None] | None = None) -> None:
+    def __init__(
+        self, *, refuses: bool = False, tell: Callable[[Mapping[str, int]], None] | None = None, is_child: bool = False
+    ) -> None:
         self.refuses = refuses
         self._tell = tell
-        self._pid = os.getpid()
+        self._pid = 0 if is_child else os.getpid()
         self._servers: set[str] = set()
         self._counts: Counter[str] = Counter()
         self._of_models: Counter[str] = Counter()
@@ -112,7 +115,7 @@ class RequestWatch:
             raise PolicyDenied(Decision(Effect.DENY, "lgov", "unevaluated-request", reason))
 
     def _count(self, host: str, is_of_model: bool) -> None:
-        if os.getpid() != self._pid:  # a forked process
+        if os.getpid() != self._pid:
             if is_of_model and self._tell is not None:
                 self._tell({host: 1})
             return

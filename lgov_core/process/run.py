@@ -12,7 +12,9 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import signal
 import sys
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -48,6 +50,8 @@ from lgov_core.types import BLOCKING, Outcome, Rollout, new_id
 
 #: Descriptors kept for the closing report, which needs some when the program has used up its own.
 _SPARE = 4
+#: How long a signal that ends the program holds up what it interrupted, in seconds, while the report is made.
+_PAUSE_S = 2.0
 _SPAWNERS = tuple(f"multiprocessing.popen_{way}" for way in ("spawn_posix", "spawn_win32", "forkserver"))
 
 
@@ -124,6 +128,7 @@ class GovernedRun:
         self.script = None if invocation.is_module else Path(invocation.target).resolve()
         self.pid = os.getpid()
         self.status = CANNOT_GOVERN
+        self.is_closing = threading.Lock()
         self.attempt_open = False
         self.watch = None if boxed else governance.begin_run(self.scope.rollout_id, governance.places(self.folder))
         try:
@@ -141,6 +146,8 @@ class GovernedRun:
         """Runs the program and returns its status. The report follows when the interpreter ends."""
         watch_children(self.reports, self._refuse_to_be_replaced)
         atexit.register(self._finish)
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._end_by_signal)
         options, governor = self.options, self.process.governor
         try:
             if options.endpoint is not None:
@@ -198,7 +205,7 @@ class GovernedRun:
         if store is None or not self.attempt_open:
             return
         self.attempt_open = False
-        outcomes = {0: Outcome.SUCCEEDED, 1: Outcome.INFRASTRUCTURE, 130: Outcome.INFRASTRUCTURE}
+        outcomes = {0: Outcome.SUCCEEDED, **dict.fromkeys((1, 130, 143), Outcome.INFRASTRUCTURE)}
         outcome = Outcome.BLOCKED if status == CANNOT_GOVERN else outcomes.get(status, Outcome.FAILED)
         error = f"exit status {status}" if status else None
         try:
@@ -208,10 +215,31 @@ class GovernedRun:
 
     # ------------------------------------------------------------------ the end
 
-    def _finish(self) -> None:
+    def _end_by_signal(self, number: int, _frame: object) -> None:
+        """Makes the report before a signal ends the process, as that would have without a handler.
+
+        In a thread: what the signal interrupts may hold a lock that closing needs. A second signal ends the process at once.
+        """
+        signal.signal(number, signal.SIG_DFL)
+
+        def end() -> None:
+            self._finish(128 + number)
+            os.kill(self.pid, number)
+
+        if os.getpid() == self.pid:
+            thread = threading.Thread(target=end, name="lgov-closing", daemon=True)
+            with suppress(RuntimeError):  # the interpreter is ending, and the report is made
+                thread.start()
+                thread.join(_PAUSE_S)
+                return
+        os.kill(os.getpid(), number)
+
+    def _finish(self, status: int | None = None) -> None:
         """Runs at interpreter exit, after the program's own threads have ended. Without a report the status is not 0."""
         if os.getpid() != self.pid:
             return  # a forked child ends; the record and the report are its parent's
+        self.is_closing.acquire()  # for good: the report is made once
+        self.status = self.status if status is None else status
         for handle in self.spare:
             with suppress(OSError):  # the program may have closed it, and opened something else in its place
                 if os.path.samestat(os.fstat(handle), os.stat(self.reports)):

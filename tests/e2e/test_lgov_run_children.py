@@ -107,8 +107,6 @@ def test_a_python_process_that_the_program_starts_is_governed(way: str, folder: 
     start = STARTERS[way].format(query="DROP TABLE staff", folder=folder.name)
     program = write(folder, f"import subprocess, sys\n{start}\nprint('parent goes on')\n")
     options = ("--audit", "audit.db", "--rollout-id", "r-1", "--json")
-    if way == "shell":  # which may itself be an ungoverned process between
-        options += ("--children", "best-effort")
     done = lgov_run(folder, "python", program, options=options)
     assert done.returncode == 0, done.stderr
     assert "DENIED" in done.stdout
@@ -121,6 +119,87 @@ def test_a_python_process_that_the_program_starts_is_governed(way: str, folder: 
     audit.close()
     assert denied.name == "run_sql"
     assert not list(folder.glob("lgov-children-*")), "the children's reports are read and removed"
+
+
+#: Ways in which people start Python below other programs. PY is Python; small.py makes a file of the name that it is given.
+BELOW_OTHERS = """
+import os, pathlib, subprocess, sys, time
+os.environ["PY"] = sys.executable
+for text in (
+    f"{sys.executable} small.py a",
+    f"true; {sys.executable} small.py a; true",
+    f"cd sub && {sys.executable} ../small.py a",
+    f"for i in 1 2; do {sys.executable} small.py $i; done",
+    f"({sys.executable} small.py a) | cat",
+    f"{sys.executable} missing.py 2>&1 | grep -q x || {sys.executable} small.py a",
+    f"PYTHONPATH=sub:$PYTHONPATH {sys.executable} small.py a && true",
+    f"{sys.executable} small.py $(echo a) ; true",
+    f"{sys.executable} small.py last-$$ & ",
+):
+    subprocess.run(text, shell=True, check=True)
+    os.system(text)
+subprocess.run(["timeout", "60", sys.executable, "small.py", "a"], check=True)
+subprocess.run(["sh", "run.sh"], check=True)
+while len(list(pathlib.Path().glob("last-*"))) < 2:
+    time.sleep(0.05)
+"""
+
+
+def test_python_below_a_shell_and_other_programs_is_governed_and_the_status_is_the_programs_own(folder: Path) -> None:
+    (folder / "sub").mkdir()
+    write(folder, "import sys; open(sys.argv[1], 'w')", "small.py")
+    write(folder, '"$PY" small.py a', "run.sh")
+    done = lgov_run(folder, "python", write(folder, BELOW_OTHERS), options=("--json",))
+    report = json.loads(done.stderr.splitlines()[-1])["report"]
+    assert (done.returncode, report["ungoverned_children"]) == (0, 0), done.stderr
+    assert report["governed_children"] == 2 * 11 + 2
+
+
+#: Each starts one that nothing governs, most beside one that is governed and must not stand for the other.
+ESCAPES = """
+import os, subprocess, sys
+os.environ["PY"] = sys.executable
+for text in (
+    f"{sys.executable} small.py a; {sys.executable} -I small.py a",
+    f"{sys.executable} small.py a; env -i {sys.executable} small.py a",
+    f"{sys.executable} small.py a; PYTHONPATH= {sys.executable} small.py a",
+    f"{sys.executable} small.py a; (unset LGOV_CHILD; {sys.executable} small.py a)",
+    f"for option in -u -I; do {sys.executable} $option small.py a; done",
+):
+    subprocess.run(text, shell=True, check=True)
+own = {"PATH": os.environ["PATH"]}
+for environment in (None, own):  # twice the same
+    subprocess.run(f"{sys.executable} small.py a; true", shell=True, check=True, env=environment)
+subprocess.run([sys.executable, "small.py", "a"], check=True, env=own)
+for starter in (os.getpid(), 1):
+    subprocess.run(["sh", "run.sh"], check=True, env={**os.environ, "LGOV_STARTER": str(starter)})
+"""
+
+
+def test_a_governed_child_never_stands_for_another_that_is_not(folder: Path) -> None:
+    write(folder, "", "small.py")
+    write(folder, '"$PY" small.py a; "$PY" small.py a & ', "run.sh")
+    done = lgov_run(folder, "python", write(folder, ESCAPES), options=("--json",))
+    report = json.loads(done.stderr.splitlines()[-1])["report"]
+    assert (done.returncode, report["ungoverned_children"]) == (78, 7), done.stderr
+
+
+def test_what_a_child_that_a_signal_ends_was_denied_is_in_the_report(folder: Path) -> None:
+    make_company(folder)
+    write(folder, WORKER, "worker.py")
+    program = """
+import os, signal, subprocess, sys
+end = "import os, worker; worker.run_sql.invoke({'query': 'DROP TABLE staff'}); os.kill(os.getpid(), 9)"
+subprocess.run([sys.executable, "-c", end])
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+    done = lgov_run(folder, "python", write(folder, program), options=("--store", "store.db", "--rollout-id", "r-1"))
+    assert done.returncode == -15, done.stderr
+    assert "langchain: judged 1 tool call" in done.stderr
+    assert "imported no framework" not in done.stderr
+    assert done.stderr.count("audit record: ") == 1
+    with open_store(str(folder / "store.db")) as stored:  # type: ignore[attr-defined]
+        assert [attempt.outcome for attempt in stored.attempts(["r-1"])] == [Outcome.INFRASTRUCTURE]
 
 
 def test_a_spawned_worker_is_governed(folder: Path) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import openai
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from lgov_core.errors import InstrumentationError
 from lgov_core.testing import ScriptedModelServer
@@ -32,6 +35,26 @@ def test_instrumentation_covers_every_client(governor):
     assert "/deployments/m/chat/completions" in server.requests[-1].path
     with ScriptedModelServer([asks(("c1", "erase_file", {}))]) as server:
         assert chat(before.with_options(base_url=server.base_url)).tool_calls, "uninstrumented, it still judges"
+
+
+def test_the_self_test_is_not_in_the_programs_traces(governor, monkeypatch):
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    create = openai.resources.chat.completions.Completions.create
+
+    def traced(*args, **kwargs):  # as an instrumentation that knows no key
+        with provider.get_tracer("other").start_as_current_span("ChatCompletion"):
+            return create(*args, **kwargs)
+
+    monkeypatch.setattr(openai.resources.chat.completions.Completions, "create", traced)
+    with ScriptedModelServer([says("hi")]) as server:
+        instrument(governor)
+        try:
+            assert not exporter.get_finished_spans()
+            assert chat(programs.client(server.base_url)).content == "hi"
+        finally:
+            uninstrument()
+    assert [span.name for span in exporter.get_finished_spans()] == ["ChatCompletion"]
 
 
 def test_instrumentation_fails_where_a_probe_gets_through(governor, monkeypatch):
