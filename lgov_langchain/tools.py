@@ -9,8 +9,8 @@ came from a model, its text otherwise.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +19,17 @@ from langgraph.prebuilt import ToolNode
 from langgraph.prebuilt.tool_node import TOOL_CALL_ERROR_TEMPLATE, TOOL_INVOCATION_ERROR_TEMPLATE
 
 from lgov_core.errors import PolicyError
-from lgov_core.instrumentation import Flow, arun_flow, foreign, run_flow, wait
+from lgov_core.instrumentation import Flow, NotCanonical, arun_flow, fingerprint, foreign, run_flow, wait
 from lgov_core.instrumentation.framework import flow_method
 from lgov_core.instrumentation.live_span import CoveredCall, covered_call
 from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading, tool_flow
-from lgov_core.types import Action, Point
+from lgov_core.types import Action, Decision, Point, ToolOutcome
 from lgov_langchain._internals import handled_error_types, node_options
 from lgov_langchain.callback import DeniedToolError
 from lgov_langchain.instrumentor import INSTRUMENTOR
 from lgov_langchain.messages import answer, denial_message, kind_of, result_reading
 from lgov_langchain.process_handler import agent_span, expect_call_below, inside, process_handler
-from lgov_langchain.runs import FRAMEWORK, agent_name, is_pause
+from lgov_langchain.runs import FRAMEWORK, agent_name, is_pause, running_config
 from lgov_langchain.tool_inputs import ToolInput, ValidatedInput, node_input, validated_input
 
 if TYPE_CHECKING:
@@ -60,12 +60,8 @@ def wrap_run(run: Callable[..., Any]) -> Callable[..., Any]:
             return run(tool, call.input_with(arguments), *args, **kwargs)
 
         with call.recorded():
-            result = yield from tool_flow(
-                GovernedToolCall(call.governor, call.action, validated=call.validated),
-                go,
-                result_reading,
-                is_pause=is_pause,
-            )
+            governed = RepeatableToolCall(call.governor, call.action, call.validated, kwargs.get("config"))
+            result = yield from tool_flow(governed, go, result_reading, is_pause=is_pause)
         return answer(result, tool.name, call.action.call_id)
 
     return flow_method(run, steps)
@@ -132,6 +128,92 @@ def _uncovered_call(tool: BaseTool, tool_input: Any, args: Any, options: Mapping
     return _UncoveredCall(governor, action, tool_input, outer, agent_span(governor, config, callbacks))
 
 
+@dataclass(slots=True)
+class _Executions:
+    """The memory of a call that LangGraph has executed: what was permitted, by what was judged.
+
+    ``policies`` is the digest of the policies that did. ``execution`` is the run of the node that executed it last, and
+    ``is_over``: there it returned, and so a further call of the same id in that run is another one.
+    """
+
+    operation_id: str
+    policies: str
+    permitted: dict[str, Decision]
+    execution: object
+    is_over: bool = False
+    is_paused: bool = False
+
+
+class RepeatableToolCall(GovernedToolCall):
+    """A tool call that LangGraph may execute again: when a person has answered, or after an error.
+
+    The same call is the same id, in the same task of the same thread, and its permission covers the same tool and arguments:
+    then no policy is asked again, so that it counts and costs once, and an approval covers it. It is on record all the same.
+    A call with the id of another, or of which the last execution returned in this very run of the node, is judged anew.
+    """
+
+    def __init__(
+        self, governor: Governor, action: Action, validated: ToolInput | None, config: Mapping[str, Any] | None
+    ) -> None:
+        config = config or running_config()
+        task = (config.get("metadata") or {}).get("langgraph_checkpoint_ns")
+        thread = (config.get("configurable") or {}).get("thread_id")
+        is_repeatable = bool(task and action.call_id) and not governor.observe_only
+        self._key = (str(thread), str(task), str(action.call_id)) if is_repeatable else None
+        self._execution: object = getattr(config.get("callbacks"), "parent_run_id", None)
+        before: _Executions | None = None if self._key is None else governor.executed_calls.pop(self._key)
+        if before is not None and (
+            before.policies != governor.policy_digest or (before.is_over and before.execution == self._execution)
+        ):
+            before = None
+        self._before, self._permits = before, dict[str, Decision]()
+        super().__init__(governor, action, validated=validated)
+
+    def _ask(self) -> Flow[Decision]:
+        action, before, judged = self.action, self._before, None
+        with suppress(NotCanonical, RecursionError):  # of which nobody can say whether they are the same
+            if self._key is not None:
+                judged = fingerprint([action.kind, action.name, action.agent, action.arguments])
+        permitted = None if before is None or judged is None else before.permitted.get(judged)
+        if before is None or permitted is None:
+            decision = yield from super()._ask()
+        else:
+            self.action = self.covered.action = action.changed(operation_id=before.operation_id)
+            rule, why = (
+                ("resumed", "The framework resumes") if before.is_paused else ("repeated", "The framework repeats")
+            )
+            parts = permitted.parts or (permitted,)
+            again = replace(
+                permitted, policy="lgov", rule=rule, reason=f"{why} what was permitted before.", parts=parts
+            )
+            decision = self.governor.permit_again(self.action, again)
+        if judged is not None and not decision.blocks:
+            self._permits[judged] = permitted or decision
+        return decision
+
+    def _keep(self, **how: bool) -> None:
+        """Remembers the call, unless what runs is another one by now."""
+        operation = self.action.operation_id
+        if self._key is not None and operation is not None and self._permits and self.covered.refused is None:
+            kept = _Executions(operation, self.governor.policy_digest, self._permits, self._execution, **how)
+            self.governor.executed_calls.put(self._key, kept)
+
+    def paused(self, decision: Decision) -> ToolOutcome:
+        """As there; the call may be executed again."""
+        self._keep(is_paused=True)
+        return super().paused(decision)
+
+    def raised(self, decision: Decision, error: BaseException) -> ToolOutcome:
+        """As there; the call may be executed again."""
+        self._keep()
+        return super().raised(decision, error)
+
+    def returned(self, decision: Decision, reading: ToolReading) -> ToolOutcome:
+        """As there; the call may be executed again where the whole node is."""
+        self._keep(is_over=True)
+        return super().returned(decision, reading)
+
+
 #: How the installed LangGraph begins its answer to a call whose arguments do not fit.
 _INVALID_ARGUMENTS = TOOL_INVOCATION_ERROR_TEMPLATE.partition("{")[0]
 
@@ -163,7 +245,9 @@ class GovernedToolCalls:
 
         with inside(agent_span(self.governor, request.runtime.config)):
             validated, reading = node_input(request), partial(_reading, request)
-            call = GovernedToolCall(self.governor, _tool_action(request, validated), validated=validated)
+            call = RepeatableToolCall(
+                self.governor, _tool_action(request, validated), validated, request.runtime.config
+            )
             result = yield from tool_flow(call, go, reading, is_pause=is_pause)
         return answer(result, request.tool_call["name"], request.tool_call["id"] or "")
 

@@ -60,7 +60,7 @@ def ocsf(entry: AuditEntry) -> dict[str, Any]:
     """
     verdict = entry.verdict
     denied = entry.effect in BLOCKING or entry.status == "denied"
-    failed = entry.status not in (None, "ok", "denied")
+    failed = entry.status not in (None, "ok", "denied", "paused")
     event: dict[str, Any] = {
         "class_uid": 6003,
         "class_name": "API Activity",

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import pluggy
 
+from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import PluginError, PolicyDenied, RewardError
 from lgov_core.flow import Flow, arun_flow, run_flow
 from lgov_core.scope import RolloutScope, enter_scope
@@ -135,6 +136,8 @@ class Observers:
         )
         self.failures: Counter[str] = Counter()
         self.effects: Counter[str] = Counter()
+        #: What an adapter remembers of the last calls that its framework may execute again.
+        self.executed_calls: BoundedDict[tuple[str, ...], Any] = BoundedDict(10_000)
         self._count_lock = threading.Lock()
 
     def observe(self, event: Any) -> None:
@@ -154,7 +157,9 @@ class Observers:
                 self.observe(reward)
 
     def _show_outcome(self, outcome: ToolOutcome) -> list[Reward]:
-        """Shows the outcome of a tool call, then the rewards that it earned, and returns these."""
+        """Shows the outcome of a tool call, then the rewards that it earned, and returns these. A pause is none yet."""
+        if outcome.status == "paused":
+            return []
         rewards = collect_tool_rewards(self.manager, outcome, self._plugin_failed)
         self.observe(outcome)
         for reward in rewards:

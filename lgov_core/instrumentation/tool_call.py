@@ -143,7 +143,7 @@ class GovernedToolCall:
         validated = self._validated
         if validated is not None and validated.problem is not None and self.governor.evaluates(Point.PRE_TOOL_CALL):
             return self.refuse(validated.problem)
-        decision = yield from self.governor.decision_flow(self.action)
+        decision = yield from self._ask()
         if validated is None:
             return decision
         did_not_fit = validated.error is not None
@@ -160,12 +160,15 @@ class GovernedToolCall:
                 return decision
             self._permitted = settled
             self._judge_as(self.action.changed(arguments=own_arguments(settled)))
-            decision = yield from self.governor.decision_flow(self.action)
+            decision = yield from self._ask()
         return self.refuse(f"{decision.policy} and the tool's schema rewrite them again and again")
 
     def refuse(self, problem: str = "") -> Decision:
         """Denies the call without asking a policy, see `refuse_arguments`; the outcome has to be recorded."""
         return refuse_arguments(self.governor, self.action, problem)
+
+    def _ask(self) -> Flow[Decision]:
+        return self.governor.decision_flow(self.action)
 
     def _judge_as(self, action: Action) -> None:
         self.action = self.covered.action = action
@@ -216,6 +219,11 @@ class GovernedToolCall:
             return denied_outcome(self.as_run, self.covered.refused, self.started_at)
         return self._ran(decision, failure_status(error), error_type=type(error).__name__, error=str(error))
 
+    def paused(self, decision: Decision) -> ToolOutcome:
+        """Ends the span of a call that the framework pauses, to execute it again later."""
+        self.span.end()
+        return self._ran(decision, "paused")
+
     def finish(self, outcome: ToolOutcome) -> bool:
         """Ends the span; returns whether the outcome still has to be recorded."""
         self._end(outcome)
@@ -255,8 +263,8 @@ def tool_flow(
     """Judges ``call``, runs it if it may run, records its outcome and judges the result.
 
     ``run`` gets the arguments as the policies left them, and runs inside the call's span (for an asynchronous agent it
-    may return an awaitable); what it raises is recorded and raised on, except that an error for which ``is_pause`` is
-    true (the framework only interrupts the run) records nothing. A decision that says abort raises `PolicyDenied`,
+    may return an awaitable); what it raises is recorded and raised on; an error for which ``is_pause`` is true (the framework
+    only interrupts the run) as a pause, which earns nothing. A decision that says abort raises `PolicyDenied`,
     unless ``raise_abort`` is false. Fails closed.
     """
     governor = call.governor
@@ -270,7 +278,7 @@ def tool_flow(
             reading = read(result)
     except BaseException as error:
         if is_pause is not None and is_pause(error):
-            call.span.end()
+            governor.record(call.paused(decision))
         elif call.finish(outcome := call.raised(decision, error)):
             governor.record(outcome)  # at once: a cancelled task cannot wait
         raise

@@ -248,15 +248,16 @@ def _is_repeated(event: str) -> bool:
 
 
 def _pythons(event: str, arguments: tuple[Any, ...]) -> tuple[str, int]:
-    """What is started, as text, and how many Python interpreters or scripts for one have to begin there, also by a shell.
+    """Returns what is started, as text, and how many Pythons (or scripts for it) have to begin there, also by a shell.
 
     One is enough where the text for a shell gives each the same environment and options: then all are governed.
     """
     relevant = arguments[:2] if event == "subprocess.Popen" else arguments  # the rest is its folder and environment
     listed = [list(argument) if isinstance(argument, list | tuple) else [argument] for argument in relevant]
-    told = [os.fsdecode(word) for words in listed for word in words if isinstance(word, str | bytes | os.PathLike)]
+    flat = (word for words in listed for word in words)
+    words = [os.fsdecode(word) for word in flat if isinstance(word, str | bytes | os.PathLike)]
     pythons, script = 0, ""
-    for before, text in zip(["", *told], told, strict=False):
+    for before, text in zip(["", *words], words, strict=False):
         if event == "os.system" or (not pythons and before.startswith("-") and before.endswith("c")):
             script = text
         elif _is_python(text):
@@ -265,7 +266,7 @@ def _pythons(event: str, arguments: tuple[Any, ...]) -> tuple[str, int]:
         pythons = 1
         if _ESCAPES.search(script):
             pythons = _NEVER if _REPEATS.search(script) else in_script
-    return " ".join(told), pythons
+    return " ".join(words), pythons
 
 
 def _is_python(word: str) -> bool:

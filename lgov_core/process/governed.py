@@ -81,7 +81,9 @@ class BlockedActions:
         if block is None or not block.blocks:
             return
         effect = block.effect.label if decision.blocks else f"would-{block.effect.label}"
-        approval = next((part.approval for part in decision.parts or (decision,) if part.approval and part.blocks), "")
+        approval = next(
+            (judged.approval for judged in decision.parts or (decision,) if judged.approval and judged.blocks), ""
+        )
         what = (effect, action.point.value, action.name, block.policy, block.rule, block.reason)
         self.merge([Blocked(*what, decision.decision_id, approval)])
 
@@ -107,7 +109,7 @@ class BlockedActions:
 
 def answered_requests(decision: Decision) -> list[str]:
     """The requests for approval that were answered before ``decision``, which did not wait for them."""
-    return [part.approval for part in decision.parts or (decision,) if part.approval and not part.blocks]
+    return [judged.approval for judged in decision.parts or (decision,) if judged.approval and not judged.blocks]
 
 
 _LOG = logging.getLogger("lgov.instrumentation")

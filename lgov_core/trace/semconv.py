@@ -148,7 +148,7 @@ SERVER_PORT: Final = "server.port"
 
 # The status of a tool call: one of the values of `lgov_core.types.ToolStatus`, and the error's text.
 TOOL_STATUS: Final = "lgov.tool.status"
-"""tool calls | text | `ok`, `error`, `denied`, `timeout`, `invalid_args` or `unknown_tool`"""
+"""tool calls | text | `ok`, `error`, `denied`, `timeout`, `invalid_args`, `unknown_tool` or `paused`"""
 ERROR_MESSAGE: Final = "lgov.error.message"
 """tool calls | text | the error's text"""
 

@@ -36,7 +36,7 @@ class Outcome(StrEnum):
         return self not in (Outcome.INFRASTRUCTURE, Outcome.TIMEOUT)
 
 
-ToolStatus: TypeAlias = Literal["ok", "error", "denied", "timeout", "invalid_args", "unknown_tool"]
+ToolStatus: TypeAlias = Literal["ok", "error", "denied", "timeout", "invalid_args", "unknown_tool", "paused"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies import LoopPolicy, PolicySet, ToolPolicy, load_policies
 from lgov_core.scope import RolloutScope
-from lgov_core.types import Action, Decision, Effect, Point
+from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome, new_id
 
 
 def call(name: str, rollout: str | None = "ro_1", arguments: Any = None, **fields: Any) -> Action:
@@ -141,6 +141,40 @@ def test_under_a_governor(as_plugin: bool) -> None:
         assert subject.decide(call("t", None, {"q": "short"})).blocks, "what would have run is what is compared"
     with subject.rollout(RolloutScope("ro_1")):
         assert not subject.decide(call("t", None, {"q": "long"})).blocks, "the rollout before this one is over"
+
+
+@pytest.mark.parametrize(
+    ("results", "expected"),
+    [
+        (["20 %", "40 %", "60 %", "80 %", "100 %"], "aaaaa"),
+        (["20 %", "40 %", "40 %", "40 %", "60 %"], "aaaaA"),
+        (["40 %", None, "40 %", "40 %"], "aaaA"),
+        ([None, None, None, None], "aaaA"),
+    ],
+)
+def test_the_same_call_with_a_new_result_is_progress(results: list[str | None], expected: str) -> None:
+    subject = Governor([LoopPolicy(3), ToolPolicy(allow=["a"])], manager=make_plugin_manager())
+    decided = ""
+    for result in results:
+        action = call("a").changed(operation_id=new_id("op"))
+        blocks = subject.decide(action).blocks
+        decided += "A" if blocks else "a"
+        if blocks or result is not None:
+            subject.record(ToolOutcome(action, "denied" if blocks else "ok", result=result))
+    assert decided == expected
+
+
+def test_a_denied_repetition_is_no_new_result() -> None:
+    subject = Governor([LoopPolicy(2), ToolPolicy(allow=["a"])], manager=make_plugin_manager())
+    decided = ""
+    for _ in range(5):
+        action = call("a").changed(operation_id=new_id("op"))
+        decision = subject.decide(action)
+        decided += "A" if decision.blocks else "a"
+        subject.record(
+            ToolOutcome(action, "denied" if decision.blocks else "ok", result=None if decision.blocks else "r")
+        )
+    assert decided == "aaAAA"
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal
 
@@ -172,8 +172,9 @@ class LoopPolicy(CountingPolicy):
     """Denies a tool call that the agent keeps repeating.
 
     The same call is the same tool with the same arguments. It may be made ``max_repeats`` times in a row, and so may a
-    cycle of up to eight calls (A, B, A, B, ...); what would repeat it once more is denied. With ``window`` the same call
-    may also be made only ``max_repeats`` times among the last ``window`` calls. Tools that fit a glob in ``ignore`` are
+    cycle of up to eight calls (A, B, A, B, ...); what would repeat it once more is denied. The same call with a new result is
+    progress, where the results are seen. With ``window`` the same call may also be made only ``max_repeats`` times among the
+    last ``window`` calls, whatever its results. Tools that fit a glob in ``ignore`` are
     neither counted nor denied. ``abort_after`` such denials in a rollout end the run.
 
     Counted for each attempt at a rollout; without one, for each session, agent, or all together. A call that another
@@ -224,20 +225,23 @@ class LoopPolicy(CountingPolicy):
 
     def _cycle(self, history: _History, call: str) -> int | None:
         """The length of the cycle that ``call`` would begin once more; 0 for too often in the window; None for none."""
-        tried, carried_out = [past_call for _, past_call in history.tried], [past_call for _, past_call in history.made]
+        carried_out = [past.call for past in history.made]
         for length in range(1, LONGEST_CYCLE + 1):
             needed = length * self.max_repeats
-            if len(tried) < needed:
+            if len(history.tried) < needed:
                 break
-            tail = [*tried[-needed:], call]
-            if all(tail[at] == tail[at + length] for at in range(needed + 1 - length)):
+            tail = [*history.tried[-needed:], _PastCall(None, call)]
+            if all(tail[at].is_repeated_by(tail[at + length]) for at in range(needed + 1 - length)):
                 return length
         recent = carried_out[max(0, len(carried_out) + 1 - self.window) :] if self.window is not None else []
         return 0 if recent.count(call) >= self.max_repeats else None
 
     def observe(self, event: Any) -> None:
-        """Ends the judgement of a decision that was taken, and forgets a rollout that ended."""
+        """Ends the judgement of a decision that was taken, notes results, and forgets a rollout that ended."""
         super().observe(event)
+        if isinstance(event, ToolOutcome) and event.status not in NOT_MADE:
+            with self._histories.of(_whose(event.action)) as history:
+                history.ended(event)
         judged = decided(event)
         if judged is not None and judged[0].point is Point.AGENT_SHUTDOWN:
             self._histories.drop(_whose(judged[0]))
@@ -247,28 +251,46 @@ class LoopPolicy(CountingPolicy):
         self._histories.clear()
 
 
+@dataclass(slots=True)
+class _PastCall:
+    """A call, its operation id, and the digest of its result, where that is known."""
+
+    operation: str | None
+    call: str
+    result: bytes | None = None
+
+    def is_repeated_by(self, later: _PastCall) -> bool:
+        return self.call == later.call and (self.result == later.result or self.result is None or later.result is None)
+
+
 class _History:
-    """The last calls of one rollout, oldest first, each with its operation id.
+    """The last calls of one rollout, oldest first.
 
     Those that were denied here were tried all the same: a cycle goes on until the agent does something else.
     """
 
     def __init__(self) -> None:
-        self.tried: list[tuple[str | None, str]] = []
-        self.made: list[tuple[str | None, str]] = []
+        self.tried: list[_PastCall] = []
+        self.made: list[_PastCall] = []
         self.denied = 0
 
     def add(self, operation: str | None, call: str, kept: int, *, made: bool) -> None:
         for calls in (self.tried, self.made) if made else (self.tried,):
-            calls.append((operation, call))
+            calls.append(_PastCall(operation, call))
             del calls[:-kept]
 
     def take_back(self, operation: str | None) -> None:
         """Forgets what this operation was counted as: it is being judged again, perhaps in another form."""
         for calls in (self.tried, self.made):
-            places = [at for at, (made_by, _) in enumerate(calls) if made_by == operation]
+            places = [at for at, past in enumerate(calls) if past.operation == operation]
             if places:
                 del calls[places[-1]]
+
+    def ended(self, outcome: ToolOutcome) -> None:
+        text = f"{outcome.status} {outcome.result} {outcome.error}"
+        for past in self.tried:
+            if past.operation is not None and past.operation == outcome.action.operation_id:
+                past.result = hashlib.sha256(text.encode("utf-8", "replace")).digest()
 
 
 class _Histories(SharedState):
