@@ -30,6 +30,12 @@ def is_handoff(tool: object) -> bool:
     return getattr(function, "__module__", None) == HANDOFF_MODULE and name.startswith(HANDOFF_FUNCTION)
 
 
+def handoffs_of(agent: object) -> list[Any]:
+    """The hand-offs that ``agent`` may make."""
+    handoffs: Any = getattr(agent, "_handoffs", None) or {}
+    return list(handoffs.values()) if isinstance(handoffs, Mapping) else list(handoffs)
+
+
 def has_handoffs(agent: object) -> bool:
     """Returns whether ``agent`` is of a kind that offers its model hand-offs, as an assistant does."""
     return hasattr(agent, "_handoffs")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -36,7 +36,14 @@ from lgov_autogen.tool_models import ToolModel, kind_of, running_model
 from lgov_autogen.tools import Emit, GovernedCall, RunTool, WorkbenchCall, note_abort, tool_action
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor, arun_flow, semconv
-from lgov_core.instrumentation.framework import Instrumentor, Patches, governed_method, governed_stream, wrap_methods
+from lgov_core.instrumentation.framework import (
+    Instrumentor,
+    Patches,
+    alive,
+    governed_method,
+    governed_stream,
+    wrap_methods,
+)
 from lgov_core.instrumentation.live_span import LiveSpan, covered_call
 from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading, tool_flow
 from lgov_core.scope import inherited
@@ -74,6 +81,19 @@ def patch(patches: Patches) -> None:
         for base, governed in by_class.items():
             wrap_methods(patches, base, {name: wrap(govern) for name, govern in governed.items()})
     patches.replace(FunctionTool, "run", _internals.wrap_function_run(FunctionTool.run))
+
+
+def offers() -> Iterator[Mapping[str, Any]]:
+    """See `Adapter.offers`: tools of workbenches, hand-offs of agents, and what runs code. Members of teams are agents."""
+    for workbench in alive(Workbench):
+        for tool in _internals.tools_of(workbench):
+            yield {**tool.schema, "kind": kind_of(tool, workbench)}
+    for agent in alive(BaseChatAgent):
+        for handoff in _internals.handoffs_of(agent):
+            yield {**handoff.handoff_tool.schema, "kind": "handoff"}
+    if any(not type(executor).__module__.startswith(__name__) for executor in alive(CodeExecutor)):
+        yield {"name": "run_shell", "kind": "shell", "arguments": ["command", "language"]}
+        yield {"name": "run_code", "arguments": ["code", "language"]}
 
 
 # ---------------------------------------------------------------------- tools

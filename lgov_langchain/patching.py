@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import RunnableBinding
 from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from langgraph.prebuilt import ToolNode
+from pydantic import BaseModel
 
-from lgov_core.instrumentation.framework import Instrumentor, Patches, can_be_imported
+from lgov_core.instrumentation.framework import Instrumentor, Patches, alive, can_be_imported
 from lgov_langchain import model_calls
 from lgov_langchain import tools as base_tools
 from lgov_langchain.instrumentor import INSTRUMENTOR
+from lgov_langchain.messages import kind_of
 from lgov_langchain.process_handler import process_handler
 
 
@@ -62,6 +67,19 @@ def _wraps_models(middleware: Any) -> bool:
 
     names = ("wrap_model_call", "awrap_model_call")
     return any(getattr(type(middleware), name, None) is not getattr(AgentMiddleware, name) for name in names)
+
+
+def offers() -> Iterator[Mapping[str, Any]]:
+    """See `Adapter.offers`: the tools of every node, and those that are bound to a model."""
+    for node in alive(ToolNode):
+        for tool in node.tools_by_name.values():
+            function = convert_to_openai_tool(tool)["function"]
+            shown, schema = tool.tool_call_schema, function.get("parameters")
+            if isinstance(shown, type) and issubclass(shown, BaseModel):  # policies see the names of fields
+                schema = shown.model_json_schema(by_alias=False)
+            yield {**function, "name": tool.name, "kind": kind_of(tool.name, tool), "parameters": schema}
+    for bound in alive(RunnableBinding):
+        yield from (tool for tool in bound.kwargs.get("tools") or () if isinstance(tool, Mapping))
 
 
 class _ProbeTool(BaseTool):
@@ -121,7 +139,6 @@ def _call(text: str) -> dict[str, Any]:
 def _is_governed_agent(model: _ProbeModel) -> bool:
     """Returns whether ``create_agent`` puts in the governing middleware, which brings a tool node."""
     from langchain.agents import create_agent
-    from langgraph.prebuilt import ToolNode
 
     tools = create_agent(model, []).nodes.get("tools")
     return tools is not None and isinstance(tools.bound, ToolNode)

@@ -5,10 +5,23 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
-from agents import Agent, Model, ModelResponse, RunConfig, Runner, Usage, function_tool
+from agents import (
+    Agent,
+    ApplyPatchTool,
+    FunctionTool,
+    Handoff,
+    LocalShellTool,
+    Model,
+    ModelResponse,
+    RunConfig,
+    Runner,
+    ShellTool,
+    Usage,
+    function_tool,
+)
 from agents.mcp import MCPServer
 from agents.tool_context import ToolContext
 from openai.types.responses import ResponseFunctionToolCall
@@ -17,6 +30,7 @@ from lgov_core.instrumentation import Governor
 from lgov_core.instrumentation.framework import (
     Instrumentor,
     Patches,
+    alive,
     governed_method,
     governed_stream,
     on_subclass,
@@ -25,15 +39,18 @@ from lgov_core.instrumentation.framework import (
 )
 from lgov_core.types import Point
 from lgov_openai_agents import tools as servers
+from lgov_openai_agents._internals import kind_of
 from lgov_openai_agents.guardrails import keep_traces_here
 from lgov_openai_agents.instrumentor import INSTRUMENTOR
 from lgov_openai_agents.items import events_of, message
 from lgov_openai_agents.models import govern_response, govern_stream
+from lgov_openai_agents.proposals import hosted_action
 from lgov_openai_agents.runner import RUN_METHODS, wrap_run_method
 from lgov_openai_agents.runs import RunMemory
 from lgov_openai_agents.tools import FIELDS
 
 #: Set to ``1``, the SDK's own exporter goes on sending traces (prompts among them) to the vendor.
+_PROBE = "lgov probe"
 TRACES_VARIABLE = "LGOV_OPENAI_TRACES"
 
 
@@ -64,6 +81,26 @@ def patch(patches: Patches) -> None:
         patches.replace(Runner, name, classmethod(wrapped))
     if os.environ.get(TRACES_VARIABLE, "").strip().lower() not in ("1", "true", "yes", "send"):
         patches.undo_by(keep_traces_here())
+
+
+def offers() -> Iterator[Mapping[str, Any]]:
+    """See `Adapter.offers`: of every agent its tools, its hand-offs, and the agents behind both, which are alive as well."""
+    for agent in alive(Agent):
+        if agent.name == _PROBE:
+            continue
+        for tool in agent.tools:
+            if isinstance(tool, FunctionTool):
+                yield {"name": tool.qualified_name, "kind": kind_of(tool), "parameters": tool.params_json_schema}
+            elif isinstance(tool, ShellTool | LocalShellTool) and getattr(tool, "executor", None) is not None:
+                yield {"name": tool.name, "kind": "shell", "arguments": ["command"]}
+            elif isinstance(tool, ApplyPatchTool):
+                yield {"name": tool.name, "arguments": ["path", "move_to"]}
+            else:
+                hosted = hosted_action(tool)
+                yield {"name": tool.name, "kind": "function" if hosted is None else hosted.kind}
+        for handoff in agent.handoffs:
+            name = handoff.tool_name if isinstance(handoff, Handoff) else Handoff.default_tool_name(handoff)
+            yield {"name": name, "kind": "handoff", "parameters": getattr(handoff, "input_json_schema", None)}
 
 
 # ---------------------------------------------------------------------- fields that hold a callable
@@ -206,7 +243,7 @@ def self_test(instrumentor: Instrumentor) -> list[str]:
         return "ran"
 
     requests: list[str] = []
-    agent = Agent(name="lgov probe", model=_ProbeModel(requests), tools=[probe])
+    agent = Agent(name=_PROBE, model=_ProbeModel(requests), tools=[probe])
     config = RunConfig(tracing_disabled=True)
     with instrumentor.denying_everything():
         asyncio.run(_ask_directly(agent, probe, _ProbeServer(ran)))

@@ -260,7 +260,7 @@ def next_request(request: ModelRequest, response: ModelResponse, exchange: list[
 _HOSTED = (CodeInterpreterTool, FileSearchTool, HostedMCPTool, ImageGenerationTool, WebSearchTool)
 
 
-def _hosted_action(tool: Any) -> Action | None:
+def hosted_action(tool: Any) -> Action | None:
     """The action of offering ``tool``, which runs at the provider; None for a tool that runs here."""
     if isinstance(tool, HostedMCPTool):
         config: Any = tool.tool_config
@@ -281,7 +281,7 @@ def without_denied_tools_flow(
     denials: list[str] = []
     gone: set[Any] = set()
     for tool in request.tools:
-        action = _hosted_action(tool)
+        action = hosted_action(tool)
         if action is not None:
             action = replace(action, agent=agent, framework=items.FRAMEWORK, span_id=span_id)
             decision = yield from governor.decision_flow(action)

@@ -1,6 +1,5 @@
-"""Writes policies and tests them: from programs, from what was recorded, and by labelled cases."""
+"""Writes policies and tests them: from what was recorded, by labelled cases, and by what the arguments of tools mean."""
 
-from lgov_core.authoring.starting_policy import starting_policy
 from lgov_core.authoring.suggest import Suggestion, suggest
 
-__all__ = ["Suggestion", "starting_policy", "suggest"]
+__all__ = ["Suggestion", "suggest"]

@@ -1,7 +1,8 @@
 """Rules that recorded tool calls need: which tools, and arguments of which form.
 
-A text that takes few values over many acts is one of those; any other text, list or number is bounded by the next power
-of two, or by the next round number.
+A text that takes few values over many acts is one of those; any other text, list or number of which there are several is
+bounded by the next power of two, or by the next round number. A single example limits nothing. `meanings` says what the
+arguments of a tool are for, and `meaning_rules` which rules hold them there.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import glob
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -19,11 +21,15 @@ import yaml
 
 from lgov_core.authoring.replay import RecordedAction
 from lgov_core.errors import PolicyError
-from lgov_core.governor.rules import DEFAULT_RULE
+from lgov_core.governor.options import names
+from lgov_core.governor.patterns import matches_any
+from lgov_core.governor.rules import DEFAULT_RULE, Rule
 from lgov_core.policies import dry_run
 from lgov_core.policies.loader import load_policy_text
 from lgov_core.policies.policy_set import PolicySet
-from lgov_core.policies.registry import BUILTIN_POLICIES
+from lgov_core.policies.registry import BUILTIN_POLICIES, DenyPolicy
+from lgov_core.policies.sql.policy import SQL_ARGUMENTS
+from lgov_core.policies.tools import ToolPolicy
 from lgov_core.types import BLOCKING, Action
 
 
@@ -160,12 +166,14 @@ def schema_of(values: Sequence[Any], depth: int = 0) -> dict[str, Any]:
     texts = [value for value in values if isinstance(value, str)]
     if texts and len(kinds) == 1 and is_enumerable(texts):
         return {"type": "string", "enum": sorted(set(texts))}
-    if texts:
+    if _are_several(texts, _OFTEN):
         schema["maxLength"] = _power_of_two(max(map(len, texts)), _TEXT)
-    if numbers := [value for value in values if _kind(value) in ("integer", "number")]:
+    numbers = [value for value in values if _kind(value) in ("integer", "number")]
+    if _are_several(numbers):
         schema |= {"minimum": min(0, -_round_number(-min(numbers))), "maximum": max(0, _round_number(max(numbers)))}
     if lists := [value for value in values if isinstance(value, list | tuple)]:
-        schema["maxItems"] = _power_of_two(max(map(len, lists)), _LIST)
+        if _are_several(lists):
+            schema["maxItems"] = _power_of_two(max(map(len, lists)), _LIST)
         items = [item for value in lists for item in value]
         if items and depth < _DEPTH:
             schema["items"] = schema_of(items, depth + 1)
@@ -201,6 +209,11 @@ def _kind(value: Any) -> str:
     return {str: "string", int: "integer", float: "number"}.get(type(value), "null")
 
 
+def _are_several(values: Iterable[Any], least: int = 2) -> bool:
+    """Returns whether ``least`` different values were seen: fewer are examples, which limit nothing."""
+    return len({json.dumps(value, default=repr, sort_keys=True) for value in values}) >= least
+
+
 def _power_of_two(most: int, least: int) -> int:
     return max(least, 1 << max(most - 1, 0).bit_length())
 
@@ -221,3 +234,204 @@ def described(schema: dict[str, Any]) -> str:
         return f"one of {len(schema['enum'])} texts"
     bounds = [f"{name} {json.dumps(schema[name])}" for name in ("maxLength", "maximum", "maxItems") if name in schema]
     return " or ".join(kinds) + (f" ({', '.join(bounds)})" if bounds else "")
+
+
+# ---------------------------------------------------------------------- what arguments mean
+
+#: Words of a tool's name that say that its effect cannot be undone: a person approves such a call.
+_FINAL: Final = names("cancel charge delete deploy drop email erase pay post publish purge refund remove send wipe")
+#: Those that move something to someone, where an argument says how much or to whom.
+_MOVES: Final = names("buy donate forward invest invite message notify order sell share trade transfer wire withdraw")
+_AMOUNTS: Final = names("amount price total sum payment")
+_RECIPIENTS: Final = names("to recipient recipients payee beneficiary iban account account_number cc bcc email phone")
+#: First words of the names of tools that only look.
+_LOOKS: Final = names(
+    "analyze calculate check classify compare count describe draft extract fetch find format get has is list look"
+    " lookup parse query read search show summarize validate verify view"
+)
+_DATABASES: Final = names("sql db database sqlite postgres postgresql mysql duckdb bigquery snowflake")
+_SHELLS: Final = names("shell bash sh terminal cmd exec console subprocess powershell")
+_RUNS_CODE: Final = names("python repl interpreter execute exec eval run sandbox script code")
+_CODE_ARGUMENTS: Final = names("code python script program source_code python_code snippet")
+_URL_WORDS: Final = names("url urls uri href link webhook endpoint")
+_FILE_WORDS: Final = names("path paths file files filename filepath dir directory folder")
+_SHELL_TEXT: Final = re.compile(r"\b(shell|bash|terminal|command[- ]line|subprocess)\b", re.I)
+_SQL_TEXT: Final = re.compile(r"\bSQL (query|queries|statement|command)", re.I)
+
+#: What an argument, or a tool as a whole, may mean, and the kinds of rule that hold it.
+HOLDING: Final[Mapping[str, tuple[str, ...]]] = {
+    "path": ("path",),
+    "url": ("egress",),
+    "sql": ("sql",),
+    "command": ("shell", "box"),
+    "code": ("box", "shell"),
+    "final": ("approval", "provenance"),
+}
+
+
+def meanings(
+    name: str, kind: str, schema: Mapping[str, Any] | None, arguments: Sequence[str] = (), description: str = ""
+) -> dict[str, list[str]]:
+    """Returns the arguments of a tool by their meanings (see `HOLDING`); ``final`` has none where the tool's name says it.
+
+    Empty for hand-offs, agents and hosted tools: their arguments are texts for a model. Without arguments the name says it.
+    """
+    if kind in ("handoff", "agent", "hosted") or re.match(r"(transfer|hand_?off|handover|delegate)_to_", name):
+        return {}
+    properties: Mapping[str, Any] = (schema or {}).get("properties", {})
+    argument_names = list(properties) or list(arguments)
+    tool_words = _words(name)
+    meant: dict[str, list[str]] = {}
+    for argument in argument_names:
+        if meaning := _meaning(argument, properties.get(argument, {}), kind, tool_words, description):
+            meant.setdefault(meaning, []).append(argument)
+    if not argument_names:
+        meant |= {meaning: [] for meaning in _by_name(tool_words)}
+    looks = tool_words[:1] and tool_words[0] in _LOOKS
+    moved = [argument for argument in argument_names if argument.lower() in (*_AMOUNTS, *_RECIPIENTS)]
+    if not looks and any(word in _FINAL or (moved and word in _MOVES) for word in tool_words):
+        meant["final"] = moved
+    return meant
+
+
+def _meaning(argument: str, schema: Any, kind: str, tool_words: Sequence[str], description: str) -> str | None:
+    words, lower = _words(argument), argument.lower()
+    fields: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
+    choices = [fields, *fields.get("anyOf", ()), fields.get("items") or {}]
+    types = {choice.get("type", "string") for choice in choices if isinstance(choice, Mapping)}
+    if not types & {"string", "array"} or "enum" in fields or "const" in fields or not words:
+        return None
+    if lower in SQL_ARGUMENTS and not {"check", "checker", "validate"}.intersection(tool_words):
+        named = {*words, *tool_words}.intersection(_DATABASES)
+        if named or _SQL_TEXT.search(description):
+            return "sql"
+    is_shell = kind == "shell" or set(_SHELLS).intersection(tool_words) or _SHELL_TEXT.search(description)
+    if lower in COMMANDS and (is_shell or {"run", "execute"}.intersection(tool_words)):
+        return "command"
+    if set(_RUNS_CODE).intersection(tool_words) and (
+        lower in _CODE_ARGUMENTS or words[-1] == "code" or {"repl", "interpreter"}.intersection(tool_words)
+    ):
+        return "code"
+    if words[-1] in _URL_WORDS or any(choice.get("format") in ("uri", "url") for choice in choices):
+        return "url"
+    return "path" if words[-1] in _FILE_WORDS or lower.endswith(("filename", "filepath")) else None
+
+
+def _by_name(tool_words: Sequence[str]) -> Iterator[str]:
+    """Yields the meanings that a tool of which no argument is known seems to have."""
+    spoken = set(tool_words)
+    if spoken & {"python", "repl", "code", "script"} and spoken & {"run", "execute", "exec", "eval", "repl"}:
+        yield "code"
+    elif spoken & set(_SHELLS):
+        yield "command"
+    elif spoken & {"file", "files", "folder", "directory"}:
+        yield "path"
+    elif spoken & {"fetch", "browse", "download", "http", "scrape", "url"}:
+        yield "url"
+    elif spoken & {"sql"}:
+        yield "sql"
+
+
+def meaning_rules(
+    tool: ToolActs, meant: Mapping[str, Sequence[str]], required: Sequence[str], dialect: str, roots: Sequence[str]
+) -> list[ProposedRule]:
+    """Rules for where the arguments of ``tool`` may lead, by their ``meanings``; each says what it leaves open.
+
+    ``required`` are arguments that every call has. ``roots`` are folders as the policy file writes them.
+    """
+    rules: list[ProposedRule] = []
+    for meaning, arguments in meant.items():
+        for use, options, note in _ways(meaning, arguments, dialect, roots):
+            rule: dict[str, Any] = {"name": f"{tool.name}: {use}", "tools": [glob.escape(tool.name)]}
+            if arguments and use in ("sql", "shell", "egress") and not set(arguments).intersection(required):
+                rule["when"] = {"any": [{"field": ["arguments", name], "exists": True} for name in arguments]}
+            rules.append(ProposedRule({**rule, "use": use, "with": options}, [note]))
+    return rules
+
+
+def _ways(
+    meaning: str, arguments: Sequence[str], dialect: str, roots: Sequence[str]
+) -> Iterator[tuple[str, dict[str, Any], str]]:
+    argument = {"argument": list(arguments)} if arguments else {}
+    if meaning == "path":
+        note = "files of these folders; open: what is in them. For a tool that expands no ~, $ or *: expand: none"
+        yield "path", {**argument, "roots": list(roots), "cwd": roots[-1]}, note
+    elif meaning == "url":
+        note = (
+            "no private or metadata address; open: every public host, so name yours in domains, and what a URL carries"
+        )
+        yield "egress", {**argument, "domains": ["*"], "schemes": ["http", "https"], "resolve": False}, note
+    elif meaning == "sql":
+        for name in arguments:
+            note = "SQL that only reads; open: every table, see tables. mode: guarded also changes rows"
+            yield "sql", {"dialect": dialect, "mode": "read_only", "argument": name}, note
+    elif meaning == "command":
+        note = "commands that look and edit here; what runs code or sends needs lgov run --confine; open: files of this folder"
+        yield "shell", {**argument, "cwd": roots[-1]}, note
+    elif meaning == "code":
+        yield "box", {}, "code runs under lgov run --confine only; open: what it does in the box. Elsewhere: use: allow"
+    elif meaning == "final":
+        note = "a person approves each call (lgov approvals); where no person can be asked it is denied, and says how to ask"
+        yield "approval", {"store": "approvals.db", "wait_s": 300, "unattended": "deny"}, note
+
+
+def _words(name: str) -> list[str]:
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
+
+
+_KEEPS: Final = names(
+    "$ref type enum const multipleOf maximum exclusiveMaximum minimum exclusiveMinimum maxLength minLength pattern"
+    " maxItems minItems uniqueItems maxProperties minProperties required"
+)
+
+
+def checkable_schema(schema: Any) -> Any:
+    """The JSON Schema ``schema`` without notes, formats and keywords that a rule does not check, for the values judged.
+
+    Those are what validation yields: a default is filled in, whatever the schema says of what a model may write.
+    """
+    if not isinstance(schema, Mapping):
+        return schema
+    checked: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword in ("properties", "patternProperties", "$defs", "definitions"):
+            checked[keyword] = {name: checkable_schema(inner) for name, inner in value.items()}
+        elif keyword in ("anyOf", "oneOf", "allOf"):
+            checked["anyOf" if keyword == "oneOf" else keyword] = [checkable_schema(inner) for inner in value]
+        elif keyword in ("additionalProperties", "not") or (keyword == "items" and "prefixItems" not in schema):
+            checked[keyword] = checkable_schema(value)
+        elif keyword in _KEEPS:
+            checked[keyword] = value
+    if "$ref" in checked and len(checked) > 1:
+        checked = {**checked, "allOf": [{"$ref": checked.pop("$ref")}, *checked.get("allOf", ())]}
+    nullable = checked.get("type") == "null" or {"type": "null"} in checked.get("anyOf", ())
+    if "default" in schema and schema["default"] is None and not nullable:
+        definitions = {key: checked.pop(key) for key in ("$defs", "definitions") if key in checked}
+        checked = {**definitions, "anyOf": [checked, {"type": "null"}]}
+    return checked
+
+
+def open_places(rules: Iterable[Rule]) -> list[str]:
+    """For each tool that rules allow by its name, in a sentence, what its arguments may reach and no rule holds."""
+    rules = list(rules)
+    tools: dict[str, Mapping[str, Any] | None] = {}
+    for rule in rules:
+        made_with: Mapping[str, Any] = rule.policy.made_with if isinstance(rule.policy, ToolPolicy) else {}
+        for pattern in made_with.get("allow", ()):
+            if glob.escape(tool := _unescaped(pattern)) == pattern or tool == pattern != "*":
+                tools.setdefault(tool, (made_with.get("schemas") or {}).get(tool))
+    sentences: list[str] = []
+    for tool, schema in tools.items():
+        holding = {type(rule.policy) for rule in rules if matches_any(tool, rule.tools)}
+        for meaning, arguments in meanings(tool, "function", schema).items():
+            if DenyPolicy not in holding and not holding.intersection(
+                BUILTIN_POLICIES[use] for use in HOLDING[meaning]
+            ):
+                what = {"final": "does what cannot be undone", "code": "runs code"}.get(meaning, f"takes a {meaning}")
+                which = f" ({', '.join(arguments)})" if arguments and arguments != [meaning] else ""
+                sentences.append(f"{tool} {what}{which} and no {' or '.join(HOLDING[meaning])} rule covers it")
+    return sentences
+
+
+def _unescaped(pattern: str) -> str:
+    return re.sub(r"\[([*?[])\]", r"\1", pattern)

@@ -80,7 +80,8 @@ def _sql(tool: ToolActs, argument: str, texts: Counter[str], dialects: Sequence[
             options: dict[str, Any] = {"dialect": dialect, "mode": mode, "argument": argument}
             if mode == "guarded" and (unseen := [kind for kind in _WRITES if kind not in kinds]):
                 options["deny"] = unseen
-            yield rule_of("sql", tool, argument, {**options, "tables": sorted(map(glob.escape, tables))}, notes)
+            if texts.total() > 1:
+                yield rule_of("sql", tool, argument, {**options, "tables": sorted(map(glob.escape, tables))}, notes)
             yield rule_of("sql", tool, argument, options, [*notes, "not limited to tables: some texts name others"])
 
 
@@ -90,6 +91,8 @@ def _path(tool: ToolActs, argument: str, texts: Counter[str]) -> Iterator[Propos
     except ValueError:  # absolute and relative ones
         return
     folder = os.path.dirname(common) if common in texts and os.path.splitext(common)[1] else common
+    if texts.total() == 1 and not os.path.isabs(folder):
+        folder = ""
     options: dict[str, Any] = {"argument": argument, "roots": [folder or "."]}
     if not os.path.isabs(folder):
         options["cwd"] = "."
@@ -107,8 +110,12 @@ def _egress(tool: ToolActs, argument: str, texts: Counter[str]) -> Iterator[Prop
             return
         schemes.add(parts.scheme.lower())
         hosts[host if port is None else f"{host}:{port}"] += count
-    options = {"argument": argument, "domains": sorted(hosts), "schemes": sorted(schemes)}
-    yield rule_of("egress", tool, argument, options, [f"hosts: {_counted(hosts)}"])
+    notes = [f"hosts: {_counted(hosts)}"]
+    options: dict[str, Any] = {"argument": argument, "domains": sorted(hosts), "schemes": sorted(schemes)}
+    if texts.total() == 1:
+        notes.append("one example: open to every public host; name yours in domains")
+        yield rule_of("egress", tool, argument, {**options, "domains": ["*"], "resolve": False}, notes)
+    yield rule_of("egress", tool, argument, options, notes)
 
 
 def _counted(names: Counter[str]) -> str:
@@ -262,9 +269,9 @@ def _schema_rule(tool: ToolActs, folder: Path) -> ProposedRule:
 
 
 def _rate(acts: Sequence[RecordedAction]) -> list[ProposedRule]:
-    """A bound on the calls of one rollout: twice as many as were ever tried. None where calls belong to no rollout."""
+    """A bound on the calls of one rollout: twice as many as were ever tried. None for calls of one rollout, or of none."""
     counts = Counter(act.action.rollout_id for act in acts)
-    if None in counts:
+    if None in counts or len(counts) == 1:
         return []
     most = max(counts.values())
     options = {"max_calls": 2 * most, "per_seconds": 3600, "per": "rollout"}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+from collections.abc import Sequence
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,8 +13,9 @@ from typing import Final
 import click
 
 from lgov_core.commands.group import Exit, write_result
-from lgov_core.commands.options import EXISTING_FILE, FOLDER, command
+from lgov_core.commands.options import FOLDER, command
 from lgov_core.errors import LgovError, PolicyError
+from lgov_core.process.invocation import parse_command
 
 #: For each framework the modules that its agent imports, in the order in which they are looked for.
 _NEEDS: Final = {
@@ -23,43 +27,86 @@ _NEEDS: Final = {
 _AGENT, _POLICY, _SETTINGS, _RECORDS = "agent.py", "policy.yaml", "lgov.toml", ".lgov/.gitignore"
 
 
-@command(Exit.OK, Exit.FINDING, Exit.USAGE)
+class _WithProgram(click.Command):
+    """A command whose words after ``--`` are a program's command, in ``ctx.meta["program"]``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = args[: args.index("--")] if "--" in args else args
+        ctx.meta["program"] = tuple(args[len(own) + 1 :])
+        return super().parse_args(ctx, list(own))
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+
+@command(Exit.OK, Exit.FINDING, Exit.USAGE, cls=_WithProgram)
 @click.argument("folder", type=FOLDER, required=False)
-@click.option(
-    "--agent", type=EXISTING_FILE, help="Your program, for whose tools to write the policy; it is read, not run."
-)
 @click.option(
     "--framework", type=click.Choice(list(_NEEDS)), help="Of the new agent. [default: the first that is installed]"
 )
-def init(folder: Path | None, agent: Path | None, framework: str | None, as_json: bool) -> None:
+@click.pass_context
+def init(ctx: click.Context, folder: Path | None, framework: str | None, as_json: bool) -> None:
     """Write policy.yaml, lgov.toml and a small agent.py to FOLDER (default: here), and print what to run next.
 
     The agent uses the framework that is installed, and the model of OPENAI_BASE_URL and OPENAI_API_KEY; without these a
     scripted model that tries to delete something. A file that is there already is kept.
 
-    With --agent (or an agent.py that is there) policy.yaml has a rule for each tool found in that program and in the modules
-    beside it: its arguments as the function declares them, SQL that only reads, approval for what cannot be undone. FOLDER is
-    then that of the program unless it is named. Tools that the program gets from a server, or names at run time, are not found:
-    record a run in shadow mode (mode: shadow in the policy file), and use lgov policy suggest.
-    """
-    if agent is not None and framework is not None:
-        raise click.UsageError("--framework is of the agent that is written; with --agent there is one already")
-    folder = folder or (Path() if agent is None else agent.parent)
-    program = agent or folder / _AGENT
-    policy, tools = _policy(folder, program, named=agent is not None)
-    texts = {_POLICY: policy, _SETTINGS: _template(_SETTINGS)}
-    texts[_RECORDS] = "*\n"  # the folder of the audit record and the traces, which are not for a repository
-    if agent is None:
-        own = "" if program.exists() else _template(f"{framework or _installed_framework()}.txt")
-        texts = {_AGENT: own, **texts}
+    \b
+      lgov init -- python agent.py
+      lgov init desk -- python -m package
+
+    With a COMMAND, as of lgov run, policy.yaml is for that program: it is started once, offline, with a model that ends every
+    call at once, and has a rule for each tool that it offers to the model: arguments as the model sees them, paths in the
+    working folder, SQL that only reads, code in a box, approval for what cannot be undone. FOLDER is then that of the program
+    unless it is named. No tool runs and no other machine is reached, but the program's own code runs. A program that reaches
+    no model: record a run in shadow mode (mode: shadow in the policy file), and use lgov policy suggest.
+    """  # noqa: D301 - click wants the control character
+    program: tuple[str, ...] = ctx.meta["program"]
+    if program and framework is not None:
+        raise click.UsageError("--framework is of the agent that is written; with a command there is one already")
+    if folder is None:
+        folder = Path(os.path.relpath(parse_command(program).folder)) if program else Path()
+    texts: dict[str, str] = {}
+    policy, tools = _template(_POLICY), list[str]()
+    if not program:
+        if (folder / _AGENT).exists() and not (folder / _POLICY).exists():
+            raise PolicyError(
+                f"{folder / _AGENT} is there already, and has no policy",
+                hint=f"write one for what it offers to its model: lgov init -- python {folder / _AGENT}",
+            )
+        own = "" if (folder / _AGENT).exists() else _template(f"{framework or _installed_framework()}.txt")
+        texts = {_AGENT: own}
+    elif not (folder / _POLICY).exists():
+        policy, tools = _policy_of(program, folder)
+    # The folder of the audit record and the traces is not for a repository.
+    confine, settings = "", _template(_SETTINGS)
+    if "\nconfine:" in policy:  # a box shows nothing of the record's folder
+        confine, settings = "--confine ", settings.replace(".lgov/traces.db", ".traces/traces.db")
+        texts[".traces/.gitignore"] = "*\n"
+    texts |= {_POLICY: policy, _SETTINGS: settings, _RECORDS: "*\n"}
     written = {folder / name: _write_new(folder / name, text) for name, text in texts.items()}
     lines = [f"{'wrote' if wrote else 'kept '} {file}" for file, wrote in written.items()]
     lines += [f"  {tool}" for tool in tools]
-    lines += ["next:" if folder.samefile(".") else f"next, in {folder}:"]
-    run = program.name if program.parent == folder else str(program.absolute())
-    lines += [f"  lgov run -- python {run}", "  lgov audit show --denied"]
+    lines += ["next:" if program or folder.samefile(".") else f"next, in {folder}:"]
+    lines += [f"  lgov run {confine}-- {shlex.join(program or ('python', _AGENT))}", "  lgov audit show --denied"]
     about = {"wrote": [str(file) for file, wrote in written.items() if wrote], "tools": tools}
     write_result(about, "\n".join(lines), as_json=as_json)
+
+
+def _policy_of(program: Sequence[str], folder: Path) -> tuple[str, list[str]]:
+    """The text of the policy file for ``program``, and its tools. Raises `PolicyError` where it reaches no model."""
+    from lgov_core.process.offline_start import start_offline, starting_policy
+
+    start = start_offline(program)
+    if not start.calls and not start.tools:
+        ended = "did not end" if start.status is None else f"ended with status {start.status}"
+        words = f"; it wrote: {start.last_words}" if start.last_words else ""
+        raise PolicyError(
+            f"{shlex.join(program)} reached no model: it {ended}{words}",
+            hint="start it so that it asks its model, or record a run in shadow mode, and use: lgov policy suggest STORE",
+        )
+    text = starting_policy(start, shlex.join(program), folder.absolute(), Path.cwd())
+    return text, [f"{tool.name} ({tool.kind})" for tool in start.tools.values()]
 
 
 def _installed_framework() -> str:
@@ -69,16 +116,6 @@ def _installed_framework() -> str:
     raise LgovError(
         "no framework that lgov governs is installed", hint='install one, as in: pip install "lgov[langchain]"'
     )
-
-
-def _policy(folder: Path, program: Path, *, named: bool) -> tuple[str, list[str]]:
-    """The text of the policy file, and the tools that it names."""
-    if (folder / _POLICY).exists() or not (named or program.exists()):
-        return _template(_POLICY), []
-    from lgov_core.authoring import starting_policy
-
-    text, tools = starting_policy(program, folder.absolute())
-    return text, [f"{tool.name} ({tool.place})" for tool in tools]
 
 
 def _template(name: str) -> str:

@@ -35,11 +35,13 @@ EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 
 
-def command(*codes: Exit, more: str = "") -> Callable[[Callable[..., Any]], click.Command]:
+def command(
+    *codes: Exit, more: str = "", cls: type[click.Command] = click.Command
+) -> Callable[[Callable[..., Any]], click.Command]:
     """Makes a command with ``--json`` (``as_json``), whose help ends with its exit codes and ``more``."""
 
     def make(function: Callable[..., Any]) -> click.Command:
-        click_command = click.command(epilog=exit_status(*codes, more=more))(function)
+        click_command = click.command(cls=cls, epilog=exit_status(*codes, more=more))(function)
         text = "Write JSON to standard output instead of text."
         click_command.params.append(click.Option(["--json", "as_json"], is_flag=True, help=text))
         return click_command

@@ -35,7 +35,11 @@ if TYPE_CHECKING:
 @click.argument("file", type=PATH)
 @click.pass_context
 def check(ctx: click.Context, file: Path, as_json: bool) -> None:
-    """Check FILE as a governed program would load it; reports the first error of each rule."""
+    """Check FILE as a governed program would load it; reports the first error of each rule.
+
+    Tools whose arguments lead somewhere (a path, a URL, SQL, a command, code, money) that no rule holds are named as open.
+    """
+    from lgov_core.authoring.rules import open_places
     from lgov_core.policies import dry_run, load_policy_file
 
     try:
@@ -62,8 +66,10 @@ def check(ctx: click.Context, file: Path, as_json: bool) -> None:
     if programs:
         text += f"\n  runs the folder's code: {', '.join(programs)}"
     about = {"name": policies.name, "mode": policies.mode, "default": policies.default, "digest": policies.digest}
+    opens = open_places(policies.rules)
+    text += "".join(f"\n  open: {sentence}" for sentence in opens)
     write_result(
-        {"file": str(file), "ok": True, "problems": [], **about, "rules": rules, "runs_code": programs},
+        {"file": str(file), "ok": True, "problems": [], **about, "rules": rules, "runs_code": programs, "open": opens},
         text,
         as_json=as_json,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import gc
 import importlib
 import importlib.metadata
 import importlib.util
@@ -18,7 +19,17 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Container, Generator, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Container,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -160,10 +171,16 @@ class Instrumentor:
             installed=self.installed or (lambda: any(map(can_be_imported, self.modules))),
             instrument=self.instrument,
             uninstrument=self.uninstrument,
+            offers=self.offers,
             unsupported=self.unsupported,
             gaps=self.gaps,
             conflicts=self.conflicts,
         )
+
+    def offers(self) -> Iterable[Mapping[str, Any]]:
+        """The definitions of `Adapter.offers`, by the module ``patching`` where it has them."""
+        find: Any = getattr(importlib.import_module(self.patching), "offers", tuple[Mapping[str, Any]])
+        return find()
 
     @property
     def governor(self) -> Governor | None:
@@ -431,6 +448,11 @@ def on_subclass(patches: Patches, base: type, treat: Callable[[type], None]) -> 
         treat(cls)
 
     patches.replace(base, "__init_subclass__", classmethod(init_subclass))
+
+
+def alive(*bases: type) -> Iterator[Any]:
+    """The objects of these classes, and of those below them, that are alive in this process."""
+    return (each for each in gc.get_objects() if issubclass(type(each), bases))
 
 
 def subclasses_of(base: type) -> Iterator[type]:

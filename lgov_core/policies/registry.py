@@ -10,8 +10,10 @@ from typing import Any, Final, cast
 from lgov_core.errors import PluginError
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies.approvals.policy import ApprovalPolicy
+from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.budgets.cost import CostControlPolicy
 from lgov_core.policies.budgets.counting import LoopPolicy, RateLimitPolicy
+from lgov_core.policies.confinement import in_box
 from lgov_core.policies.content.pii import PIIPolicy
 from lgov_core.policies.content.secrets import SecretsPolicy
 from lgov_core.policies.network.egress import EgressPolicy
@@ -23,7 +25,7 @@ from lgov_core.policies.provenance import ProvenancePolicy
 from lgov_core.policies.shell import ShellPolicy
 from lgov_core.policies.sql.policy import SQLPolicy
 from lgov_core.policies.tools import ToolPolicy
-from lgov_core.types import Effect, PolicyFactory
+from lgov_core.types import Action, Decision, Effect, PolicyFactory
 
 
 class AnswerOptions(PolicyOptions, frozen=True, kw_only=True):
@@ -47,6 +49,30 @@ class DenyPolicy(ConstantPolicy):
     @takes(AnswerOptions)
     def __init__(self, options: AnswerOptions) -> None:
         super().__init__(Effect.DENY, name=options.name, reason=options.reason)
+
+
+class BoxOptions(PolicyOptions, frozen=True):
+    """The options of a `BoxPolicy`."""
+
+    name: Text = "box"
+
+
+class BoxPolicy(BoundedPolicy):
+    """Lets a tool be called in a box only, where the kernel holds what it runs: for tools that run code.
+
+    The box is that of ``lgov run --confine``; a container that others made is none. Judges ``pre_tool_call``.
+    """
+
+    permits = True
+
+    @takes(BoxOptions)
+    def __init__(self, options: BoxOptions) -> None:
+        self.name = options.name
+
+    def judge(self, action: Action) -> Decision:
+        """An allow in a box, a denial elsewhere."""
+        reason = f"{action.name[:80]} runs in a box only, and this is none: start the program with lgov run --confine"
+        return self.allow() if in_box() else self.deny("box", reason)
 
 
 class PolicyKinds(Mapping[str, PolicyFactory]):
@@ -75,6 +101,7 @@ BUILTIN_POLICIES: Final[Mapping[str, PolicyFactory]] = PolicyKinds(
         "agent_os": "lgov_core.integrations.agent_os:AgentOSPolicy",
         "allow": AllowPolicy,
         "approval": ApprovalPolicy,
+        "box": BoxPolicy,
         "cost": CostControlPolicy,
         "deny": DenyPolicy,
         "egress": EgressPolicy,

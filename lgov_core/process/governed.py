@@ -321,8 +321,8 @@ def policy_in(folder: Path, program: str) -> Path:
     file = program if program.endswith(".py") else "FILE"
     raise InstrumentationError(
         f"no policy was given and there is no policy.yaml in {folder}",
-        hint=f"write one with the tools of the program: lgov init --agent {file}; or begin with an agent to try:"
-        " lgov init; or name a policy with --policy",
+        hint=f"write one for what the program offers to its model: lgov init -- python {file}; or begin with an agent to"
+        " try: lgov init; or name a policy with --policy",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -106,6 +106,8 @@ class Adapter:
     of that framework in this process, and raises `InstrumentationError` when it cannot; ``uninstrument`` undoes it.
     ``modules`` are the top-level modules whose import shows that a program uses the framework. ``tested`` maps
     distribution names to the tested version range.
+    ``offers`` gives the definitions of the tools that the framework's agents, teams and nodes alive in this process may offer
+    to a model or run: mappings with ``name``, and where known ``kind``, ``parameters`` (a JSON Schema), ``arguments``.
     ``unsupported`` says why a cell (mode, shape) of the table of denials does not exist or is not governed; ``*`` as the
     shape stands for all. ``gaps`` are the known ways around. ``conflicts`` are releases of other distributions that break it.
     """
@@ -120,3 +122,4 @@ class Adapter:
     unsupported: Mapping[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
     gaps: tuple[Gap, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
+    offers: Callable[[], Iterable[Mapping[str, Any]]] = tuple[Mapping[str, Any]]

@@ -9,6 +9,7 @@ import pytest
 
 from lgov_core.audit import AuditLog
 from lgov_core.commands.group import Exit
+from lgov_core.process.offline_start import OfflineStart
 from lgov_core.store import open_store
 from lgov_core.types import Action, Decision, Effect, Outcome, Point, Rollout
 from tests.commands.cli_runner import POLICY, lgov
@@ -80,19 +81,22 @@ def test_a_field_of_where_is_one_of_the_commands(recorded: Path) -> None:
         assert (refused.exit_code, why in refused.stderr) == (Exit.USAGE, True), (command, refused.stderr)
 
 
-def test_init_for_a_program_names_its_tools_beside_it(recorded: Path) -> None:
+def test_init_for_a_program_writes_beside_it(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (recorded / "app").mkdir()
-    (recorded / "app" / "main.py").write_text("@tool\ndef search(query: str) -> str:\n    return ''\n")
-    written = json.loads(lgov("init", "--agent", "app/main.py", "--json").stdout)
+    (recorded / "app" / "main.py").write_text("print('not run')")
+    start = OfflineStart(calls=1)
+    start.add({"call": 1, "tools": [{"name": "search", "parameters": {"type": "object"}}]})
+    monkeypatch.setattr("lgov_core.process.offline_start.start_offline", lambda command: start)
+    written = json.loads(lgov("init", "--json", "--", "python", "app/main.py").stdout)
     assert written == {
-        "wrote": ["app/policy.yaml", "app/lgov.toml", "app/.lgov/.gitignore"], "tools": ["search (main.py:2)"],
+        "wrote": ["app/policy.yaml", "app/lgov.toml", "app/.lgov/.gitignore"], "tools": ["search (function)"],
     }  # fmt: skip
     assert "search" in (recorded / "app" / "policy.yaml").read_text()
-    kept = lgov("init", "--agent", "app/main.py").stdout
+    kept = lgov("init", "--", "python", "app/main.py").stdout
     assert "kept  app/policy.yaml" in kept
-    assert "lgov run -- python main.py" in kept
-    assert lgov("init", "--agent", "app/main.py", "--framework", "openai").exit_code == Exit.USAGE
-    assert lgov("init", "--agent", "gone.py").exit_code == Exit.USAGE
+    assert "lgov run -- python app/main.py" in kept
+    assert lgov("init", "--framework", "openai", "--", "python", "app/main.py").exit_code == Exit.USAGE
+    assert "there is no script gone.py" in lgov("init", "--", "python", "gone.py").stderr
 
 
 def test_a_training_waits_for_clients_only_where_it_is_told_to(recorded: Path) -> None:

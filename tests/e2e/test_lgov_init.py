@@ -50,18 +50,18 @@ def test_init_names_the_two_next_commands(tmp_path: Path, monkeypatch: pytest.Mo
     ]
 
 
-def test_init_keeps_what_is_there_and_names_its_tools(tmp_path: Path) -> None:
-    program = "@tool\ndef look(name: str): ..."
-    write(tmp_path, program)
+def test_init_keeps_what_is_there_and_names_what_writes_a_policy_for_it(tmp_path: Path) -> None:
+    write(tmp_path, "print(1)")
     write(tmp_path, "# mine", "lgov.toml")
-    done = lgov("init", str(tmp_path), "--json")
-    assert json.loads(done.stdout) == {
-        "wrote": [str(tmp_path / "policy.yaml"), str(tmp_path / ".lgov/.gitignore")],
-        "tools": ["look (agent.py:2)"],
+    refused = lgov("init", str(tmp_path))
+    assert refused.exit_code == 1
+    assert "lgov init -- python" in refused.stderr
+    write(tmp_path, "version: 1\nrules: [{use: allow}]", "policy.yaml")
+    assert json.loads(lgov("init", str(tmp_path), "--json").stdout) == {
+        "wrote": [str(tmp_path / ".lgov/.gitignore")],
+        "tools": [],
     }
-    assert (tmp_path / "agent.py").read_text() == program
-    assert [rule.name for rule in load_policy_file(tmp_path / "policy.yaml").rules] == ["look"]
-    assert json.loads(lgov("init", str(tmp_path), "--json").stdout) == {"wrote": [], "tools": []}
+    assert (tmp_path / "agent.py").read_text() == "print(1)"
     assert (tmp_path / "lgov.toml").read_text() == "# mine"
 
 
@@ -86,15 +86,8 @@ def test_a_shadow_run_becomes_a_policy(tmp_path: Path, monkeypatch: pytest.Monke
     assert {"list_notes", "delete_note"} <= rules
 
 
-def test_init_writes_beside_the_agent(tmp_path: Path) -> None:
-    write(tmp_path, "@tool\ndef look(name: str): ...")
-    done = lgov("init", "--agent", str(tmp_path / "agent.py"))
-    assert "look (agent.py:2)" in done.stdout
-    assert [rule.name for rule in load_policy_file(tmp_path / "policy.yaml").rules] == ["look"]
-
-
 def test_run_without_a_policy_names_what_writes_one(tmp_path: Path) -> None:
     done = lgov_run(tmp_path, "python", write(tmp_path, "print(1)"))
     assert (done.returncode, done.stdout) == (78, "")
     assert "lgov init" in done.stderr
-    assert "lgov init --agent agent.py" in done.stderr
+    assert "lgov init -- python agent.py" in done.stderr

@@ -6,12 +6,13 @@ import contextvars
 import inspect
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -62,6 +63,7 @@ class ApprovalOptions(PolicyOptions, frozen=True):
     store: ApprovalRequests | str | os.PathLike[str] | None = None
     clock: Callable[[], float] = time.time
     name: Text = "ApprovalPolicy"
+    unattended: Literal["wait", "deny"] = "wait"
 
 
 class ApprovalPolicy(BoundedPolicy):
@@ -75,7 +77,8 @@ class ApprovalPolicy(BoundedPolicy):
     Without ``approver`` the call escalates: it does not run, and the model reads the id of the request. The request waits
     in ``pending()`` until `approve` or `reject` answers it; with ``store`` (a path, or `ApprovalRequests`) another program
     can answer, through the same file. The same call, made again, is then evaluated by every policy. With ``wait_s`` the
-    call itself first waits up to that many seconds for the answer.
+    call itself first waits up to that many seconds for the answer; with ``unattended: deny`` only where a person can be asked,
+    which is where there is a ``command``, a ``webhook``, or a terminal that standard error goes to.
 
     ``approver`` (in Python) is a function or coroutine function that gets a copy of the arguments and has ``timeout_s``
     seconds. True approves; False, anything else, an exception and a timeout deny.
@@ -101,6 +104,7 @@ class ApprovalPolicy(BoundedPolicy):
         self.per = options.per
         self.expires_s, self.wait_s, self._answer_s = options.expires_s, options.wait_s, options.timeout_s
         self._approver, self._clock = options.approver, options.clock
+        self._tells = options.unattended == "wait" or bool(options.command or options.webhook)
         # The governor waits a little longer than the policy.
         self.timeout_s = self._answer_s + 2 if self._approver is not None else self.wait_s + 2 if self.wait_s else None
         if isinstance(options.store, ApprovalRequests):
@@ -171,17 +175,23 @@ class ApprovalPolicy(BoundedPolicy):
             decision = self.deny("approval-rejected", f"{request.answered_by} rejected this call{comment}")
         else:
             late = f"; there was no answer within {self.wait_s:g} s" if self.wait_s else ""
+            if self._patience_s() < self.wait_s:
+                late = "; no person can be asked here: it is answered by lgov approvals, before the next run"
             reason = f"a person has to approve this call first (request {request.request_id}){late}"
             decision = self.escalate("approval-pending", reason, Severity.MEDIUM)
         if self.requests.place:
             decision = decision.changed(approval=answer_command(self.requests.place, request.request_id))
         return _Asked(digest, request, decision, is_new)
 
+    def _patience_s(self) -> float:
+        """How long a call waits for its answer: not at all where no person can be asked."""
+        return self.wait_s if self._tells or _has_terminal() else 0.0
+
     def _answered_request(
         self, content: dict[str, Any], digest: str, rollout_id: str | None
     ) -> tuple[ApprovalRequest, bool] | None:
         """The request for this call and whether it is new, once it is answered, or after ``wait_s`` seconds."""
-        gone, end, is_new = caller_gone(), time.monotonic() + self.wait_s, False
+        gone, end, is_new = caller_gone(), time.monotonic() + self._patience_s(), False
         while True:
             waits_s = max(end - time.monotonic(), 0.0)
             answer = self.requests.ask(
@@ -295,3 +305,11 @@ def _answer_of(approver: Any, request: ApprovalRequest, timeout_s: float) -> obj
 
 async def _awaited(answer: Awaitable[Any]) -> Any:
     return await answer
+
+
+def _has_terminal() -> bool:
+    """Returns whether standard error, to which requests are logged, is a terminal."""
+    try:
+        return os.isatty(sys.__stderr__.fileno()) if sys.__stderr__ is not None else False
+    except (OSError, ValueError):
+        return False

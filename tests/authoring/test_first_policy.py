@@ -1,0 +1,256 @@
+"""The policy that `lgov init -- COMMAND` writes of what a program offers to its model: no false denial on the next run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from lgov_core.authoring.rules import checkable_schema, meanings, open_places
+from lgov_core.cli import cli
+from lgov_core.policies import ApprovalPolicy, load_policies, load_policy_file
+from lgov_core.process.offline_start import OfflineStart, start_offline, starting_policy
+from lgov_core.types import Action, Effect, Point
+from tests.slow import slow
+
+PROGRAMS = Path(__file__).parent / "first_policy"
+ROOT = Path(__file__).parents[2]
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """``lgov`` with these words in ``folder``, with a question on standard input."""
+    command = [sys.executable, "-m", "lgov_core", *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command,
+        cwd=folder,
+        input="Hello there\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        timeout=300,
+    )
+
+
+def written_policy(program: str, folder: Path) -> dict[str, Any]:
+    """The rules by name of the policy that init writes for ``program``, which is put into ``folder``."""
+    for name in (f"{program}.py", "../../mcp_files_server.py"):
+        shutil.copy(PROGRAMS / name, folder)
+    (folder / "notes.txt").write_text("RAN hello")
+    done = run(folder, "init", "--", "python", f"{program}.py")
+    assert done.returncode == 0, done.stderr
+    return {rule["name"]: rule for rule in yaml.safe_load((folder / "policy.yaml").read_text())["rules"]}
+
+
+def denied(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """What the closing report says was blocked."""
+    return [line for line in done.stderr.splitlines() if line.startswith(("lgov: denied", "lgov: escalate"))]
+
+
+@pytest.mark.parametrize(
+    ("program", "tools", "ran"),
+    [
+        ("lc_injected", "count rooms check_in", 4),
+        ("lc_supervisor", "transfer_to_refund_desk transfer_to_arithmetic add look_up", 2),
+        pytest.param("lc_bound", "multiply Weather convert", 3, marks=slow),
+        pytest.param("lc_structured", "Route Ticket find_ticket", 3, marks=slow),
+        ("oa_handoffs", "transfer_to_faq_agent transfer_to_triage_agent move_me faq_lookup update_seat", 3),
+        pytest.param("oa_agents_as_tools", "translate_to_spanish italian_agent pack", 1, marks=slow),
+        pytest.param("oa_mcp", "read_file erase_file", 1, marks=slow),
+        pytest.param("oa_hosted", "web_search shell apply_patch sum_up", 2, marks=slow),
+        ("plain_openai", "Query write_note", 2),
+        ("ag_team", "flight_lookup ask_the_desk hotel poet transfer_to_planner", 2),
+    ],
+)
+def test_the_next_run_has_no_false_denial(program: str, tools: str, ran: int, tmp_path: Path) -> None:
+    rules = written_policy(program, tmp_path)
+    assert {*tools.split()} == {name for name in rules if ": " not in name}
+    done = run(tmp_path, "run", "--children", "best-effort", "--", "python", f"{program}.py")
+    assert (done.returncode, denied(done)) == (0, []), done.stderr
+    assert done.stdout.count("RAN") >= ran, done.stdout
+
+
+def test_arguments_are_held_to_where_they_may_lead(tmp_path: Path) -> None:
+    rules = written_policy("places", tmp_path)
+    assert [name for name in rules if ": " in name] == [
+        "read_file: path",
+        "list_files: path",
+        "fetch: egress",
+        "run_sql: sql",
+        "run_python: box",
+        "refund: approval",
+    ]
+    done = run(tmp_path, "run", "--", "python", "places.py")
+    assert done.stdout.count("RAN ") == 6, done.stdout
+    lines = done.stdout.splitlines()[-5:]
+    assert [line.partition(":")[0] for line in lines[:4]] == [
+        f"DENIED by policy {tool}" for tool in ("read_file", "fetch", "run_sql", "run_python")
+    ]
+    assert "NOT RUN YET" in lines[4], "no person can be asked here"
+    assert "lgov approvals" in lines[4]
+    opens = run(tmp_path, "policy", "check", "policy.yaml").stdout
+    assert "open:" not in opens
+
+
+def test_code_runs_in_the_box_that_init_names(tmp_path: Path) -> None:
+    assert {"run_shell: shell", "run_code: box"} <= written_policy("ag_code", tmp_path).keys()
+    outside = run(tmp_path, "run", "--", "python", "ag_code.py")
+    assert "run_code runs in a box only" in outside.stdout
+    inside = run(tmp_path, "run", "--confine", "--", "python", "ag_code.py")
+    if inside.returncode == 78:
+        pytest.skip(f"no box here: {inside.stderr[-200:]}")
+    assert "RAN 42" in inside.stdout, inside.stderr
+
+
+def test_what_an_offline_start_holds(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(
+        "import socket\n"
+        "from agents import Agent, Runner, function_tool\n"
+        "@function_tool\n"
+        "def look() -> str:\n"
+        "    raise SystemExit('a tool ran')\n"
+        "look_ran = Runner.run_sync(Agent(name='a', tools=[look]), 'x').final_output\n"
+        "try:\n"
+        "    socket.create_connection(('192.0.2.1', 9), timeout=5)\n"
+        "    reached = True\n"
+        "except OSError:\n"
+        "    reached = False\n"
+        "open('note', 'w').write(f'{reached} {look_ran}')\n"
+    )
+    previous = os.getcwd()
+    os.chdir(tmp_path)
+    try:
+        start = start_offline(["python", "agent.py"])
+    finally:
+        os.chdir(previous)
+    assert (start.calls, start.status, list(start.tools)) == (1, 0, ["look"])
+    assert (tmp_path / "note").read_text().startswith("False DENIED"), "its own code runs, in its folder"
+
+
+def test_a_program_that_reaches_no_model_says_so(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("import sys\nsys.exit('no key')")
+    done = run(tmp_path, "init", "--", "python", "agent.py")
+    assert done.returncode == 1
+    assert "reached no model: it ended with status 1" in done.stderr
+    assert "no key" in done.stderr
+    assert "lgov policy suggest" in done.stderr
+    assert not (tmp_path / "policy.yaml").exists()
+
+
+def test_a_program_without_tools_gets_a_policy_for_its_costs(tmp_path: Path) -> None:
+    start = OfflineStart(calls=1)
+    (tmp_path / "policy.yaml").write_text(starting_policy(start, "python agent.py", tmp_path, tmp_path))
+    assert [rule.name for rule in load_policy_file(tmp_path / "policy.yaml").rules] == ["costs"]
+
+
+def test_tools_of_one_name_may_have_the_arguments_of_each(tmp_path: Path) -> None:
+    start = OfflineStart()
+    for argument in ("number", "name"):
+        schema = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
+        start.add({"tools": [{"name": "find", "parameters": schema}]})
+    (tmp_path / "policy.yaml").write_text(starting_policy(start, "python agent.py", tmp_path, tmp_path))
+    policies = load_policy_file(tmp_path / "policy.yaml")
+    verdicts = [
+        policies.judge(Action(Point.PRE_TOOL_CALL, "find", arguments=arguments)).effect
+        for arguments in ({"number": "1"}, {"name": "a"}, {"other": "a"})
+    ]
+    assert verdicts == [Effect.ALLOW, Effect.ALLOW, Effect.DENY]
+
+
+def schema_with(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: {"type": kind} for name, kind in properties.items()}}
+
+
+@pytest.mark.parametrize(
+    ("tool", "properties", "expected"),
+    [
+        ("read_file", {"path": "string"}, {"path": ["path"]}),
+        ("save", {"output_file": "string", "text": "string"}, {"path": ["output_file"]}),
+        ("move", {"paths": "array"}, {"path": ["paths"]}),
+        ("fetch", {"url": "string"}, {"url": ["url"]}),
+        ("subscribe", {"webhookUrl": "string"}, {"url": ["webhookUrl"]}),
+        ("sql_db_query", {"query": "string"}, {"sql": ["query"]}),
+        ("sql_db_query_checker", {"query": "string"}, {}),
+        ("search", {"query": "string"}, {}),
+        ("bash", {"command": "string"}, {"command": ["command"]}),
+        ("robot_command", {"command": "string"}, {}),
+        ("run_python", {"code": "string"}, {"code": ["code"]}),
+        ("python_repl", {"query": "string"}, {"code": ["query"]}),
+        ("find_airport", {"code": "string"}, {}),
+        ("send_email", {"to": "string", "body": "string"}, {"final": ["to"]}),
+        ("transfer_money", {"iban": "string", "amount": "number"}, {"final": ["iban", "amount"]}),
+        ("convert", {"amount": "number", "to": "string"}, {}),
+        ("get_email", {"email": "string"}, {}),
+        ("search_posts", {"text": "string"}, {}),
+        ("transfer_to_refund_agent", {}, {}),
+        ("run_python", {}, {"code": []}),
+        ("read_file", {}, {"path": []}),
+        ("fetch_page", {}, {"url": []}),
+    ],
+)
+def test_what_arguments_mean(tool: str, properties: dict[str, str], expected: dict[str, list[str]]) -> None:
+    assert meanings(tool, "function", schema_with(**properties)) == expected
+    assert meanings(tool, "handoff", schema_with(**properties)) == {}
+
+
+def test_check_names_what_rules_leave_open(tmp_path: Path) -> None:
+    names = ["fetch", "read_file", "run_python", "say"]
+    schemas = {"fetch": schema_with(url="string"), "say": schema_with(text="string")}
+    rules: list[Any] = [{"use": "tool", "with": {"allow": names, "schemas": schemas}}]
+    expected = [
+        "fetch takes a url and no egress rule covers it",
+        "read_file takes a path and no path rule covers it",
+        "run_python runs code and no box or shell rule covers it",
+    ]
+    assert open_places(load_policies({"version": 1, "rules": rules}).rules) == expected
+    (tmp_path / "policy.yaml").write_text(json.dumps({"version": 1, "rules": rules}))
+    assert expected[0] in CliRunner().invoke(cli, ["policy", "check", str(tmp_path / "policy.yaml")]).stdout
+    rules.append({"use": "egress", "tools": ["fetch"], "with": {"domains": ["example.com"]}})
+    assert open_places(load_policies({"version": 1, "rules": rules}).rules) == expected[1:]
+
+
+def test_a_schema_is_written_for_the_values_that_are_judged() -> None:
+    schema = {
+        "title": "T",
+        "type": "object",
+        "properties": {
+            "when": {"type": "string", "format": "date-time", "description": "x"},
+            "note": {"type": "string", "default": None},
+            "pair": {"type": "array", "prefixItems": [{"type": "string"}], "items": False, "maxItems": 2},
+            "guest": {"$ref": "#/$defs/Guest", "description": "x"},
+        },
+        "$defs": {"Guest": {"type": "object", "title": "Guest"}},
+    }
+    assert checkable_schema(schema) == {
+        "type": "object",
+        "properties": {
+            "when": {"type": "string"},
+            "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "pair": {"type": "array", "maxItems": 2},
+            "guest": {"$ref": "#/$defs/Guest"},
+        },
+        "$defs": {"Guest": {"type": "object"}},
+    }
+
+
+def test_an_approval_is_not_waited_for_where_no_person_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    action = Action(Point.PRE_TOOL_CALL, "refund", arguments={"amount": 1})
+    policy = ApprovalPolicy(wait_s=60, unattended="deny", name="ask")
+    decision = policy.judge(action)
+    assert decision is not None
+    assert decision.effect is Effect.ESCALATE
+    assert "no person can be asked here" in decision.reason
+    waited: list[float] = []
+    told = ApprovalPolicy(wait_s=60, unattended="deny", command=["true"], name="ask")
+    monkeypatch.setattr(told.requests, "ask", lambda *args, waits_s, **kwargs: waited.append(waits_s))
+    told.judge(action)
+    assert waited[0] > 50
