@@ -36,6 +36,12 @@ def handoffs_of(agent: object) -> list[Any]:
     return list(handoffs.values()) if isinstance(handoffs, Mapping) else list(handoffs)
 
 
+def team_id(team: object) -> str | None:
+    """The id of a team, which keeps its conversation from run to run."""
+    identity = getattr(team, "_team_id", None)
+    return identity if isinstance(identity, str) else None
+
+
 def has_handoffs(agent: object) -> bool:
     """Returns whether ``agent`` is of a kind that offers its model hand-offs, as an assistant does."""
     return hasattr(agent, "_handoffs")

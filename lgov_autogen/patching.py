@@ -256,9 +256,10 @@ def _is_own_method(agent: Any) -> bool:
     return run is not None and run.owner is agent and run.inside is covered_call()
 
 
-def _run_of(governor: Governor, name: str, owner: object) -> tuple[Run, LiveSpan]:
+def _run_of(governor: Governor, name: str, owner: object, session_id: str | None = None) -> tuple[Run, LiveSpan]:
     """A run and its span. A team has no ``owner`` and no agent: what its members do is theirs."""
     attributes: dict[str, Any] = {semconv.AGENT_NAME: name, semconv.FRAMEWORK: FRAMEWORK}
+    attributes[semconv.CONVERSATION_ID] = session_id
     run = Run(None if owner is None else name, owner, inherited(RUN), covered_call())
     return run, LiveSpan(governor, semconv.INVOKE_AGENT, name, attributes)
 
@@ -292,7 +293,11 @@ def run_team_stream(team: Any, own: Callable[..., Any], *args: Any, **kwargs: An
     """``BaseGroupChat.run_stream`` inside a run; the members' runs are below it."""
     governor = INSTRUMENTOR.governor
     events: AsyncGenerator[Any] = own(*args, **kwargs)
-    return events if governor is None else _events_in(*_run_of(governor, str(team.name), None), events)
+    return (
+        events
+        if governor is None
+        else _events_in(*_run_of(governor, str(team.name), None, _internals.team_id(team)), events)
+    )
 
 
 async def _events_in(run: Run, span: LiveSpan, events: AsyncGenerator[Any]) -> AsyncGenerator[Any]:

@@ -178,7 +178,9 @@ class LgovCallbackHandler(BaseCallbackHandler):
         agent = self.tree.agent_of(above, name, metadata or {}, tags or (), kwargs.get("run_type"))
         is_top = above is None and parent_run_id is None and not in_thread_of_a_run()
         user_texts = input_texts(inputs) if is_top else ()
-        run = self.tree.begin(run_id, above, agent=agent, said=user_texts)
+        thread = (metadata or {}).get("thread_id")
+        session_id = None if thread is None else str(thread)
+        run = self.tree.begin(run_id, above, agent=agent, session_id=session_id, said=user_texts)
         if agent is not None and self.governor is not None:
             self.tree.span_above(self.governor, run)
 

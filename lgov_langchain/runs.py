@@ -60,7 +60,7 @@ def is_pause(error: BaseException) -> bool:
 
 @dataclass(slots=True, eq=False)
 class ChainRun:
-    """A run. ``agent`` is the name of the agent whose run it is, if it is one.
+    """A run. ``agent`` is the name of the agent whose run it is, if it is one, and ``session_id`` LangGraph's thread.
 
     ``span`` is the span of a tool or model call, which ends with the run; ``inside`` one opened elsewhere that the run is in.
     ``said`` are the user's texts in the input of the outermost run. ``open`` are all open runs below that one; all share them.
@@ -69,6 +69,7 @@ class ChainRun:
     run_id: Hashable
     parent: ChainRun | None = None
     agent: str | None = None
+    session_id: str | None = None
     inside: LiveSpan | None = None
     span: LiveSpan | None = None
     context: contextvars.Context | None = None
@@ -127,13 +128,15 @@ class RunTree:
         above: ChainRun | None,
         *,
         agent: str | None = None,
+        session_id: str | None = None,
         inside: LiveSpan | None = None,
         span: LiveSpan | None = None,
         said: tuple[str, ...] = (),
     ) -> ChainRun:
         """Opens a run, below ``above`` if that is still open. ``said`` is what the user says to it, if it is the outermost."""
         with self._lock:
-            run = ChainRun(run_id, None if above is None or above.ended else above, agent, inside, span, said=said)
+            parent = None if above is None or above.ended else above
+            run = ChainRun(run_id, parent, agent, session_id, inside, span, said=said)
             self._runs[run_id] = run
             if run.parent is not None:
                 run.open[run_id] = run
@@ -155,7 +158,11 @@ class RunTree:
     def _open_agent_span(self, observer: Governor, run: ChainRun) -> LiveSpan:
         assert run.context is not None, "an agent's run has one"
         above = self.span_above(observer, run.parent)
-        attributes: dict[str, JSONValue] = {semconv.AGENT_NAME: run.agent, semconv.FRAMEWORK: FRAMEWORK}
+        attributes: dict[str, JSONValue] = {
+            semconv.AGENT_NAME: run.agent,
+            semconv.FRAMEWORK: FRAMEWORK,
+            semconv.CONVERSATION_ID: run.session_id,
+        }
 
         def open_span() -> LiveSpan:
             name = run.agent or ""

@@ -213,7 +213,8 @@ def wrap_run_method(
             yield _Call(tuple(args), dict(kwargs), None)
             return
         bound = signature.bind(*args, **kwargs)
-        run = new_run(governor, bound.arguments["starting_agent"], bound.arguments["input"], memory)
+        agent, first_input, session = (bound.arguments.get(name) for name in ("starting_agent", "input", "session"))
+        run = new_run(governor, agent, first_input, memory, getattr(session, "session_id", None))
         run.not_started = by_runner
         hooks, hook_class = bound.arguments.get("hooks"), cast("type", RunHooksBase)
         if hooks is None or isinstance(hooks, hook_class):  # anything else the SDK refuses

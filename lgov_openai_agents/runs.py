@@ -58,11 +58,13 @@ class SdkRun:
     has still to call the SDK for it.
     """
 
-    def __init__(self, governor: Governor, agent: Any, outer: SdkRun | None, memory: RunMemory) -> None:
+    def __init__(
+        self, governor: Governor, agent: Any, outer: SdkRun | None, memory: RunMemory, session_id: str | None = None
+    ) -> None:
         self.governor = governor
         self.outer = outer
         self.agent = agent_name(agent)
-        self.root = agent_span(governor, self.agent)
+        self.root = agent_span(governor, self.agent, session_id=session_id)
         self.span = self.root
         self.memory = memory
         self.turns: TurnMemory[Any] = TurnMemory()
@@ -99,9 +101,11 @@ def agent_name(agent: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def agent_span(governor: Governor, name: str | None, parent: LiveSpan | None = None) -> LiveSpan:
-    """The span of an agent of this name, which begins now."""
-    attributes = {semconv.AGENT_NAME: name, semconv.FRAMEWORK: items.FRAMEWORK}
+def agent_span(
+    governor: Governor, name: str | None, parent: LiveSpan | None = None, session_id: str | None = None
+) -> LiveSpan:
+    """The span of an agent of this name, which begins now. ``session_id`` is that of the SDK's session, if it has one."""
+    attributes = {semconv.AGENT_NAME: name, semconv.FRAMEWORK: items.FRAMEWORK, semconv.CONVERSATION_ID: session_id}
     return LiveSpan(governor, semconv.INVOKE_AGENT, name or "", attributes, parent=parent)
 
 
@@ -160,9 +164,9 @@ def entering(run: SdkRun) -> Generator[SdkRun]:
         _RUN.reset(token)
 
 
-def new_run(governor: Governor, agent: Any, input: Any, memory: RunMemory) -> SdkRun:
-    """The run of ``agent`` that is about to begin. ``given`` is its input; that of a paused run was evaluated before."""
-    run = SdkRun(governor, paused_agent(input) or agent, outer_run(governor), memory)
+def new_run(governor: Governor, agent: Any, input: Any, memory: RunMemory, session_id: str | None) -> SdkRun:
+    """The run of ``agent`` that is about to begin, on ``input``; that of a paused run was evaluated before."""
+    run = SdkRun(governor, paused_agent(input) or agent, outer_run(governor), memory, session_id)
     run.input_evaluated = not isinstance(input, (str, Sequence))
     return run
 

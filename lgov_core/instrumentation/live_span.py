@@ -151,7 +151,8 @@ class LiveSpan:
 
     ``trace_id`` is that of OpenTelemetry's trace where the program exports one, else None. Its parent is ``parent`` or
     else the current span, its rollout the one in whose scope it began. ``run_id`` is the id of the outermost span above.
-    ``started_at`` (Unix time in seconds) is when it began, if that was not now. It must be ended (`end`) once; a second
+    ``started_at`` (Unix time in seconds) is when it began, if that was not now. ``session_id`` is that of its scope, or else
+    the conversation that it or a span above names. It must be ended (`end`) once; a second
     end changes nothing. Attributes that hold content (`semconv`: messages, arguments, results, error texts) are dropped at
     once unless ``observer.capture_content``; OpenTelemetry gets them only if the environment variable
     `CONTENT_VARIABLE` says so too. Used by one task or thread at a time.
@@ -159,7 +160,7 @@ class LiveSpan:
 
     __slots__ = (
         "_otel", "_unrecorded", "attributes", "ended", "name", "observer", "operation", "parent_id", "run_id", "scope",
-        "span_id", "started_at", "trace_id",
+        "session_id", "span_id", "started_at", "trace_id",
     )  # fmt: skip
 
     def __init__(
@@ -203,6 +204,9 @@ class LiveSpan:
         self.run_id: str = parent.run_id if parent is not None else self.span_id
         if attributes:
             self.set(attributes)
+        session_id = scope.session_id if scope is not None else None
+        named = self.attributes.get(semconv.CONVERSATION_ID) or (parent.session_id if parent is not None else None)
+        self.session_id: str | None = session_id or (None if named is None else str(named))
 
     def attach_otel(self) -> Any:
         """Makes it OpenTelemetry's current span; returns the token for `detach_otel_span`, or None."""

@@ -34,6 +34,7 @@ class _UnseenSpan(LiveSpan):
         self.observer, self.operation, self.name, self.attributes = observer, "", "", {}
         self.scope = self.trace_id = self.parent_id = None
         self.span_id = self.run_id = ""
+        self.session_id = None
         self.ended, self._otel, self._unrecorded, self.started_at = True, None, None, 0.0
 
     def set(self, attributes: Mapping[str, JSONValue]) -> None:
@@ -79,6 +80,7 @@ class ModelCall:
             native=native,
             span_id=self.span.span_id,
             run_id=self.span.run_id,
+            session_id=self.span.session_id,
         )
 
     @classmethod

@@ -118,6 +118,7 @@ class GovernedToolCall:
             arguments=own_arguments(action.arguments),
             span_id=span_id,
             run_id=action.run_id or self.span.run_id,
+            session_id=action.session_id or self.span.session_id,
             operation_id=action.operation_id or f"op_{span_id}",
         )
         self._permitted = action.arguments

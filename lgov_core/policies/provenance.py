@@ -15,6 +15,7 @@ from lgov_core.policies.base import BoundedPolicy, Unclear
 from lgov_core.policies.content.text_views import INVISIBLE, written_number
 from lgov_core.policies.network.addresses import KINDS, Address, AddressKind, addresses, covers, page_of
 from lgov_core.policies.options import Count, PolicyOptions, Text, Texts, YesOrNo, takes
+from lgov_core.scope import current_scope
 from lgov_core.types import Action, Decision, Point
 
 #: Characters of one argument, and of one thing the user said, in which addresses are looked for.
@@ -86,11 +87,12 @@ class ProvenancePolicy(BoundedPolicy):
     They are looked for in the arguments whose key, at any depth, matches a glob of ``arguments``. An argument named in
     ``whole`` counts as one address as a whole. What a tool returned was not said by the user.
 
-    What the user said is: ``Action.context["user_text"]`` of tool calls and model calls; texts at ``input`` whose ``source``
-    is not an agent or a tool; and, with ``messages``, the system messages at the beginning of a model call (not later ones,
-    and not messages in the user's role, which agents write to each other). It is remembered by rollout, by session and by
-    the outermost agent run, so the rule must cover ``input`` and ``pre_model_call`` too, as it does without ``on:``. Where
-    nothing is known of the user, a call with an address is denied.
+    What the user said is: ``Action.context["user_text"]`` of tool calls and model calls; texts at ``input`` whose
+    ``source`` is not an agent or a tool; and, with ``messages``, the system messages at the beginning of a model call
+    (not later ones, and not messages in the user's role, which agents write to each other). It is remembered by the
+    rollout and session of the scope, by the outermost agent run, and by the conversation that the framework names (LangGraph's
+    thread, the SDK's session, AutoGen's team), which then takes the place of the rollout; so the rule must cover ``input`` and
+    ``pre_model_call`` too, as it does without ``on:``. Where nothing is known of the user, a call with an address is denied.
 
     Addresses are compared by what they name: hosts in lower case and ASCII form, paths without ``..``. A URL covers the
     pages below it and a folder its files. A host covers its pages, but no subdomain. A query string, a fragment or a user
@@ -153,7 +155,7 @@ class ProvenancePolicy(BoundedPolicy):
         texts = _user_texts(action)
         sources = [_Said(texts)] if texts else []
         with self._lock:
-            for key in _keys(action):
+            for key in _own_keys(action) or _keys(action):
                 source = self._said.get(key)
                 if source is not None:
                     self._said.put(key, source)  # as the one used last
@@ -219,7 +221,19 @@ def _words(text: str) -> str:
 
 def _keys(action: Action) -> list[tuple[str, str]]:
     keys = [("rollout", action.rollout_id), ("session", action.session_id), ("run", action.run_id)]
-    return [(kind, value) for kind, value in keys if value is not None]
+    return [*_own_keys(action), *((kind, value) for kind, value in keys if value is not None)]
+
+
+def _own_keys(action: Action) -> list[tuple[str, str]]:
+    """The keys by which a call reads what the user said; none but the run's and the conversation's where a framework names it.
+
+    Several such conversations may share one rollout, and another rollout may have one of that name.
+    """
+    scope = current_scope()
+    if scope is None or action.rollout_id is None or action.session_id in (None, scope.session_id):
+        return []
+    run = [] if action.run_id is None else [("run", action.run_id)]
+    return [("conversation", f"{action.rollout_id} {action.session_id}"), *run]
 
 
 def _user_texts(action: Action) -> list[str]:

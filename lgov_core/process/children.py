@@ -81,6 +81,7 @@ class ChildReports:
     multiprocessing: int = 0
     judged: Counter[tuple[str, str, str]] = field(default_factory=Counter[tuple[str, str, str]])
     unevaluated: Counter[str] = field(default_factory=Counter[str])
+    sessions: set[tuple[str | None, str]] = field(default_factory=set[tuple[str | None, str]])
     blocked: BlockedActions = field(default_factory=BlockedActions)
     problems: list[str] = field(default_factory=list[str])
 
@@ -156,6 +157,9 @@ def read_reports(path: Path) -> ChildReports:
             began.append(line_values)
         for framework, point, effect, count in line_values.get("judged", ()):
             reports.judged[framework, point, effect] += count
+        rollout_id, session_id = line_values.get("session") or (None, None)
+        if session_id is not None:
+            reports.sessions.add((rollout_id, session_id))
         reports.blocked.answer(line_values.get("answered", ()))
         reports.blocked.merge(Blocked(**kind) for kind in line_values.get("blocked", ()))
         reports.unevaluated.update(line_values.get("unevaluated", {}))

@@ -241,13 +241,15 @@ CANNOT_GOVERN = 78
 class JudgedCounts:
     """Counts what was judged: by framework, point and effect (``would-deny`` and so on in shadow mode). Safe in any thread.
 
-    ``blocked`` names what was blocked. A child, also a forked one, may end without a word; so each of its decisions is a
-    line of ``reports`` once it is on record, if that is set. ``is_child``: this process is one itself.
+    ``blocked`` names what was blocked, ``sessions`` the conversations and their rollouts, no more than `MAX_KINDS`. A
+    child, also a forked one, may end without a word; so each of its decisions is a line of ``reports`` once it is on
+    record, if that is set. ``is_child``: this process is one itself.
     """
 
     def __init__(self, reports: Path | None = None, *, is_child: bool = False) -> None:
         self.judged: Counter[tuple[str, str, str]] = Counter()
         self.blocked = BlockedActions()
+        self.sessions: set[tuple[str | None, str]] = set()
         self.reports = reports
         self._pid = 0 if is_child else os.getpid()
 
@@ -263,8 +265,10 @@ class JudgedCounts:
                 actions = BlockedActions()
                 actions.add(action, decision)
                 line = {"judged": [[*key, 1]], "blocked": actions.as_json(), "answered": answered_requests(decision)}
-                append_report(self.reports, line)
+                append_report(self.reports, {**line, "session": [action.rollout_id, action.session_id]})
             else:
+                if action.session_id is not None and len(self.sessions) < MAX_KINDS:
+                    self.sessions.add((action.rollout_id, action.session_id))
                 self.judged[key] += 1
                 self.blocked.add(action, decision)
 

@@ -65,7 +65,8 @@ class ClosingReport:
     framework at which points it cannot block. ``children`` counts started programs by name, ``governed_children`` those
     that were under policy, also if another child started them, ``ungoverned_children`` the Python programs that were not,
     ``other_children`` those that are not Python; ``children_refused``: the status is not 0 for the ungoverned ones.
-    ``store`` is the trace store as it may be printed, or None, and ``rollout_id`` the rollout that the run is there.
+    ``store`` is the trace store as it may be printed, or None, and ``rollout_id`` the rollout that the run is there, in which
+    there were so many ``conversations``.
     ``unevaluated`` counts by host the requests to model servers that no rule saw; with ``unevaluated_refused`` they were
     not sent.
     """
@@ -85,6 +86,7 @@ class ClosingReport:
     failures: dict[str, int]
     audit: str
     rollout_id: str
+    conversations: int = 0
     store: str | None = None
     runs_code: list[str] = field(default_factory=list[str])
     blocked: list[Blocked] = field(default_factory=list[Blocked])
@@ -119,6 +121,11 @@ class ClosingReport:
             lines.append(f"{framework}: cannot block at {', '.join(points)}")
         lines += blocked_lines(self.blocked, self.audit)
         lines += request_lines(self.unevaluated, refused=self.unevaluated_refused)
+        if self.conversations > 1:
+            lines.append(
+                f"{self.conversations} conversations shared one rollout: what is counted per rollout counts them together,"
+                " per: conversation each alone"
+            )
         lines += [f"{counted(count, 'failure')} in {what}" for what, count in sorted(self.failures.items())]
         lines += [
             f"near a known gap: {Path(near.file).name}:{near.line} calls {near.call}(): {near.framework}: {near.why}"

@@ -293,6 +293,9 @@ class GovernedRun:
             failures=dict(process.governor.failures),
             audit=str(options.governance.audit),
             rollout_id=self.scope.rollout_id,
+            conversations=sum(
+                rollout == self.scope.rollout_id for rollout, _ in process.tally.sessions | children.sessions
+            ),
             store=None if store is None else without_password(store),
             runs_code=trusted_programs(process.governor.policies),
             blocked=list(process.tally.blocked),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
@@ -16,9 +17,10 @@ import pytest
 from lgov_core.store import open_store
 from lgov_core.testing import ScriptedModelServer, ScriptedReply, call
 from lgov_core.train.settings import load_train_settings
-from tests.docs.page_runner import follow, read_page
+from tests.docs.page_runner import CLEAN, follow, read_page
 
 ROOT = Path(__file__).parents[2]
+LGOV = (sys.executable, "-c", "from lgov_core.cli import main; main()")
 
 
 def desk(body: Mapping[str, Any]) -> ScriptedReply | str:
@@ -47,6 +49,39 @@ def in_shop(tmp_path: Path) -> Callable[[str], list[str]]:
 
 def test_a_call_is_approved_as_the_page_says(in_shop: Callable[[str], list[str]]) -> None:
     assert ["PAID" in one for one in in_shop("docs/how-to/approve-calls.md")] == [False, False, True, False]
+
+
+def mailer(body: Mapping[str, Any]) -> ScriptedReply | str:
+    """Sends a mail to Bob, whoever asks, and says what came back."""
+    results = [message["content"] for message in body["messages"] if message["role"] == "tool"]
+    return results[-1] if body["messages"][-1]["role"] == "tool" else call("send_mail", to="bob@example.org", text="hi")
+
+
+def test_conversations_of_a_server_are_apart_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("langchain")
+    files, _ = read_page(ROOT / "docs/how-to/server.md", {})
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    program = """
+from starlette.testclient import TestClient
+from app import app
+from scoped import answer
+with TestClient(app) as client:
+    for conversation, text in (("1", "Write to bob@example.org"), ("2", "Write to Bob"), ("1", "Write to him again")):
+        said = {"user": "ada", "text": text}
+        print(client.post(f"/chat/{conversation}", json=said).json()["answer"][:23])
+    print(client.portal.call(answer, "ada", "3", "Write to bob@example.org")[:23])
+    print(client.portal.call(answer, "eve", "1", "Write to Bob")[:6])
+"""
+    (tmp_path / "serve.py").write_text(program)
+    with ScriptedModelServer(mailer) as model:
+        environment = {**CLEAN, "OPENAI_BASE_URL": model.base_url, "OPENAI_API_KEY": "none", "PYTHONWARNINGS": "ignore"}
+        command = [*LGOV, "run", "--", "python", "serve.py"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    said = done.stdout.splitlines()
+    assert [line.startswith("DENIED") for line in said] == [False, True, False, False, True], done.stderr
+    assert said[0] == said[3] == "sent to bob@example.org"
+    assert "2 conversations shared one rollout" in done.stderr
 
 
 def test_a_test_asks_for_decisions_as_the_page_says(in_shop: Callable[[str], list[str]]) -> None:

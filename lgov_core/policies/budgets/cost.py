@@ -85,8 +85,8 @@ class CostControlPolicy(BoundedPolicy):
 
     ``max_cost_usd``, ``max_tokens`` (prompts and replies), ``max_calls`` (of models and tools together; a rule's ``on``
     narrows it) and ``max_seconds`` (since the budget's first action) are the limits, each for one ``per``: ``rollout``
-    (all its attempts), ``attempt``, ``session``, ``agent`` or ``global``. Actions without the id in question share one
-    budget. At least one limit must be given.
+    (all its attempts), ``attempt``, ``session``, ``conversation`` (its session, or else its rollout), ``agent`` or
+    ``global``. Actions without the id in question share one budget. At least one limit must be given.
 
     Before a model call the most that it may use is reserved, so that calls at the same time cannot overspend together:
     a token for every ``bytes_per_token`` bytes of the prompt, and the reply's own limit or else ``max_output_tokens``. After

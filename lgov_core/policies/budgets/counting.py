@@ -25,7 +25,7 @@ from lgov_core.policies.options import Count, PolicyOptions, Positive, Text, Tex
 from lgov_core.types import Action, Decision, ModelCallFailed, Point, Severity, ToolOutcome
 
 #: Whose calls are counted together.
-Per = Literal["rollout", "attempt", "session", "agent", "global"]
+Per = Literal["rollout", "attempt", "session", "conversation", "agent", "global"]
 #: The count of the actions that carry no id of the kind that is counted by: they share one.
 COMMON: Final = ""
 #: Judgements that may be going on at the same time and still be recognised.
@@ -53,6 +53,7 @@ def count_key(action: Action, per: str) -> str:
         "rollout": action.rollout_id,
         "attempt": action.rollout_id and f"{action.rollout_id}/{action.attempt or 1}",
         "session": action.session_id,
+        "conversation": action.session_id or action.rollout_id,
         "agent": action.agent,
         "tool": action.name,
     }.get(per)
@@ -177,7 +178,7 @@ class LoopPolicy(CountingPolicy):
     last ``window`` calls, whatever its results. Tools that fit a glob in ``ignore`` are
     neither counted nor denied. ``abort_after`` such denials in a rollout end the run.
 
-    Counted for each attempt at a rollout; without one, for each session, agent, or all together. A call that another
+    Counted for each session of each attempt at a rollout; without either, for each agent, or all together. A call that another
     policy denies counts too. Remembers the calls of the ten thousand rollouts that were active last.
 
     A limit is not a permission: where nothing is repeated the policy has no opinion. May be called from several threads at
@@ -318,10 +319,11 @@ class _Histories(SharedState):
 
 
 def _whose(action: Action) -> str:
-    for per in ("attempt", "session", "agent"):
-        if key := count_key(action, per):
-            return f"{per} {key}"
-    return COMMON
+    attempt, session = count_key(action, "attempt"), count_key(action, "session")
+    if attempt or session:
+        return f"attempt {attempt} session {session}"
+    agent = count_key(action, "agent")
+    return f"agent {agent}" if agent else COMMON
 
 
 def _call(action: Action) -> str:
@@ -336,7 +338,7 @@ def _call(action: Action) -> str:
         return f"{action.kind} {action.name[:200]} {digest}"
 
 
-RatePer = Literal["agent", "session", "rollout", "global", "tool"]
+RatePer = Literal["agent", "session", "conversation", "rollout", "global", "tool"]
 #: Points at which something is about to begin. Elsewhere there is nothing left to hold back.
 COUNTED: Final = frozenset({Point.AGENT_STARTUP, Point.INPUT, Point.PRE_MODEL_CALL, Point.PRE_TOOL_CALL})
 
@@ -358,10 +360,11 @@ class RateOptions(PolicyOptions, frozen=True):
 class RateLimitPolicy(CountingPolicy):
     """Lets ``max_calls`` calls through every ``per_seconds`` seconds.
 
-    A token bucket: it holds ``burst`` calls (``max_calls`` unless given) and fills up evenly. There is one for each agent,
-    session, rollout or tool (``per``), or one for all (``global``), and for each point: tool calls and model calls do not
-    use up each other's. Actions without the id in question share one. What is denied here uses nothing up; what another
-    policy denies does, since it was tried. Points at which nothing begins are ignored.
+    A token bucket: it holds ``burst`` calls (``max_calls`` unless given) and fills up evenly. There is one for each
+    agent, session, conversation (its session, or else its rollout), rollout or tool (``per``), or one for all
+    (``global``), and for each point: tool calls and model calls do not use up each other's. Actions without the id in
+    question share one. What is denied here uses nothing up; what another policy denies does, since it was tried. Points
+    at which nothing begins are ignored.
 
     ``clock`` gives seconds and never goes back. A bucket that is full is forgotten, so memory is bounded by the calls of
     one period; beyond ``max_buckets`` at once new ones are denied.
