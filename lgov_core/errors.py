@@ -23,6 +23,7 @@ Each class has a stable ``code`` for programs, and each instance may have a ``hi
      ├── TraceError                 spans cannot be read out of a request, or sent to a collector
      ├── ModelError                 a model cannot be found, checked, converted or loaded
      ├── EndpointError              the training endpoint was asked for something it cannot do
+     │    ├── ContextOverflow       a prompt has more tokens than its model reads
      │    └── UpstreamError         the server behind the endpoint failed
      ├── RewardError                a reward is not a finite number, or what makes rewards has no meaning; also a ValueError
      ├── ExportError                recorded entries cannot be handed to a store or written to a file
@@ -172,6 +173,20 @@ class EndpointError(LgovError):
     def __init__(self, message: str, *, status: int = 400, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.status = status
+
+
+class ContextOverflow(EndpointError):
+    """The prompt of a call has more tokens than its model reads. In the words of OpenAI, by which clients know it."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, tokens: int, limit: int) -> None:
+        super().__init__(
+            f"Input tokens exceed the configured limit of {limit} tokens. This model's maximum context length is {limit} "
+            f"tokens. However, your messages resulted in {tokens} tokens. Please reduce the length of the messages."
+        )
+        self.tokens = tokens
+        self.limit = limit
 
 
 class UpstreamError(EndpointError):

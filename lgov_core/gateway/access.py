@@ -229,6 +229,8 @@ class AdminKeyFile:
 ROLLOUT_HEADER = "x-lgov-rollout-id"
 ATTEMPT_HEADER = "x-lgov-attempt"
 AGENT_HEADER = "x-lgov-agent"
+#: What a client of the Messages API says of itself; its own upstream gets it.
+_UNDERSTOOD = ("anthropic-beta", "anthropic-version")
 
 _ROLLOUT_ID = re.compile(r"[!-.0-~]{1,200}")  # printable ASCII without space and slash
 _ATTEMPT = re.compile(r"[1-9][0-9]{0,8}")
@@ -289,7 +291,8 @@ def attribute(headers: Headers, path: Mapping[str, str], grant: KeyGrant, *, all
             "the call does not name its rollout",
             hint=f"send {ROLLOUT_HEADER} and {ATTEMPT_HEADER}, call /rollout/<id>/attempt/<n>/v1, or use its key",
         )
-    who = Attribution(rollout_id, None if attempt is None else int(attempt), agent)
+    understood = tuple((name, ",".join(values)) for name in _UNDERSTOOD if (values := headers.getlist(name)))
+    who = Attribution(rollout_id, None if attempt is None else int(attempt), agent, understood)
     _CALLER.set(who)
     return who
 

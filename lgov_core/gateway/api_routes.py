@@ -39,6 +39,7 @@ from lgov_core.gateway.protocol import (
     changes_of,
     gate_replies,
     gate_request,
+    overflow_in,
     refusal_completion,
     speaks,
 )
@@ -333,7 +334,8 @@ class ApiRoutes:
             if error.route == api.route or api is not MESSAGES:
                 headers = {**error.headers, "content-type": error.content_type}
                 return Response(error.body, status, headers)
-            return json_response(api.error_body(error, status), status, error.headers)
+            told = overflow_in(error.body.decode(errors="replace")) or error
+            return json_response(api.error_body(told, status), status, error.headers)
         return json_response(api.error_body(error, status), status, retry_headers(error))
 
     async def on_error(self, request: Request, error: Exception) -> Response:
@@ -491,5 +493,6 @@ def _unknown(response_id: object) -> EndpointError:
     return EndpointError(
         f"the response {response_id!r}, which 'previous_response_id' names, is not known here",
         status=404,
-        hint="send the conversation as input: it is kept for a while, and in this process only",
+        hint="send the conversation as input; a response is kept for a while, and in its own process: with several workers, "
+        "all calls of a conversation have to reach the same process",
     )

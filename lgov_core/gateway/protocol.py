@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lgov_core._util.json_text import json_object
-from lgov_core.errors import EndpointError, UpstreamError
+from lgov_core.errors import ContextOverflow, EndpointError, UpstreamError
 from lgov_core.types import new_id
 from lgov_core.wire.chat import reasoning_of
 from lgov_core.wire.exchange import Changes, ChatRequest, ChoiceChange, Completion, StreamPiece, ToolCall
@@ -113,11 +114,15 @@ def speaks(engine: Engine) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """Whose call it is. ``rollout_id`` and ``attempt`` are both set or both None."""
+    """Whose call it is. ``rollout_id`` and ``attempt`` are both set or both None.
+
+    ``headers`` are those by which a client of the Messages API says what it understands.
+    """
 
     rollout_id: str | None = None
     attempt: int | None = None
     agent: str | None = None
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +234,22 @@ class UpstreamRejection(UpstreamError):
         self.body = body
         self.content_type = content_type
         self.headers = headers
+
+
+#: How servers say that a prompt is too long: the most tokens and those of the prompt, or the other way round.
+_TOO_LONG: Final = (
+    re.compile(r"maximum context length (?:is|of) (?P<limit>\d+) tokens?\D+(?P<tokens>\d+)"),
+    re.compile(r"(?P<tokens>\d+) tokens\)? (?:is longer than|exceeds|>) \D*(?P<limit>\d+)"),
+)
+_MOST_READ: Final = 4000
+
+
+def overflow_in(text: str) -> ContextOverflow | None:
+    """The overflow of a context that the refusal ``text`` of a server is about; None if it is about something else."""
+    for pattern in _TOO_LONG:
+        if (match := pattern.search(text[:_MOST_READ])) and int(match["tokens"]) > int(match["limit"]):
+            return ContextOverflow(int(match["tokens"]), int(match["limit"]))
+    return None
 
 
 class ReceivedBody(dict[str, Any]):

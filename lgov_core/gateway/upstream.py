@@ -15,7 +15,7 @@ from lgov_core._util.json_text import json_object, wire_bytes, wire_text
 from lgov_core.errors import EndpointError, UpstreamError
 from lgov_core.gateway.access import caller
 from lgov_core.gateway.limits import Reading
-from lgov_core.gateway.protocol import ANY_MODEL, ReceivedBody, UpstreamRejection
+from lgov_core.gateway.protocol import ANY_MODEL, ReceivedBody, UpstreamRejection, overflow_in
 from lgov_core.gateway.upstream_pool import FAILURES, Replica, UpstreamPool
 from lgov_core.wire.apis import BY_ROUTE
 from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece, frame, read_event, sse_frames
@@ -125,6 +125,15 @@ class UpstreamEngine:
         request = ChatRequest(body=body, model=str(body["model"]), messages=(), route="embeddings")
         return (await self._whole(request, "/embeddings"))[0]
 
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """How many tokens the prompt has, as the upstream counts. Raises `EndpointError` (404) where it has no such route."""
+        if request.route != "messages":
+            raise EndpointError(f"{self.name} cannot count the tokens of a prompt", status=404)
+        counted = (await self._whole(request, "/messages/count_tokens"))[0].get("input_tokens")
+        if not isinstance(counted, int):
+            raise UpstreamError(f"the upstream {self.pool.replicas[0].url} counted no tokens")
+        return counted
+
     async def _whole(self, request: ChatRequest, path: str) -> tuple[ReceivedBody, Replica]:
         async with self._response(request, path, self._whole_timeout) as (replica, response):
             raw = await _read(response)
@@ -200,6 +209,7 @@ class UpstreamEngine:
         if self._session is None:
             raise EndpointError(f"the engine for {replica.url} is not running", status=503)
         extra_fields = BY_ROUTE[request.route].wanted if request.route in BY_ROUTE else {}
+        headers = dict(caller().headers) if request.route == "messages" else {}
         kind = (request.route, request.model)
         refused = refused_before = self._refused.get(kind, frozenset[str]())
         while True:
@@ -210,7 +220,7 @@ class UpstreamEngine:
             }
             body = io.BytesIO(wire_bytes({**request.body, **added}))
             response = await self._session.post(
-                f"{replica.url}{path}", data=body, timeout=timeout, allow_redirects=False
+                f"{replica.url}{path}", data=body, headers=headers, timeout=timeout, allow_redirects=False
             )
             if response.status not in (400, 422) or not added:
                 break
@@ -226,11 +236,14 @@ class UpstreamEngine:
         return response
 
 
-def _rejection(replica: Replica, response: aiohttp.ClientResponse, body: bytes, route: str) -> UpstreamError:
+def _rejection(replica: Replica, response: aiohttp.ClientResponse, body: bytes, route: str) -> EndpointError:
     """The error for an answer that is not a reply; `UpstreamRejection` for a status 4xx."""
     message = f"the upstream {replica.url} answered {response.status}: {body[:300].decode(errors='replace')}"
     if not 400 <= response.status < 500:
         return UpstreamError(message)
+    overflow = overflow_in(body.decode(errors="replace"))
+    if overflow is not None and route != "messages" and overflow.code.encode() not in body:
+        return overflow  # a server that does not name it as clients of this API expect
     return UpstreamRejection(
         message,
         status=response.status,

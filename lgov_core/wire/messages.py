@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from lgov_core._util.json_text import json_object, wire_text
-from lgov_core.errors import EndpointError, LgovError, UpstreamError
+from lgov_core.errors import ContextOverflow, EndpointError, LgovError, UpstreamError
 from lgov_core.wire import fields
 from lgov_core.wire.chat import read_chat_request
 from lgov_core.wire.exchange import (
@@ -265,7 +265,10 @@ _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filt
 def messages_error(error: LgovError, status: int) -> dict[str, Any]:
     """An error in Anthropic's shape."""
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+    message = str(error)
+    if isinstance(error, ContextOverflow):  # by these words clients know it
+        message = f"prompt is too long: {error.tokens} tokens > {error.limit} maximum"
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 class MessagesWriter(TranslatedWriter):

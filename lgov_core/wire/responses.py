@@ -322,6 +322,8 @@ class ResponsesWriter(TranslatedWriter):
         super().__init__(request, body, response_id)
         self._sequence = 0
         self._created_at = int(time.time())
+        # A client that asks for a summary of the thoughts gets them there, and sends them back with its next call.
+        self._summarised = bool((body.get("reasoning") or {}).get("summary"))
         self._model = request.model
 
     def _event(self, kind: str, **fields: Any) -> bytes:
@@ -362,24 +364,30 @@ class ResponsesWriter(TranslatedWriter):
         if item.kind == "call":
             yield from self._call(what, item, delta, at)
             return
-        content_part = _written_part(item)
-        noun = content_part["type"]
+        content_part = self._part(item)
+        is_summary = content_part["type"] == "summary_text"
+        noun, whole = (
+            ("reasoning_summary_text", "reasoning_summary_part")
+            if is_summary
+            else (content_part["type"], "content_part")
+        )
         logprobs: dict[str, Any] = {"logprobs": []} if item.kind == "text" else {}
-        at["content_index"] = 0
+        at["summary_index" if is_summary else "content_index"] = 0
         if what == "open":
-            begun = {**_item_body(item, "in_progress"), "content": []}
+            body = self._item_body(item, "in_progress")
+            begun = {**body, **({"summary": []} if is_summary else {"content": []})}
             yield self._event("response.output_item.added", output_index=item.index, item=begun)
-            yield self._event("response.content_part.added", **at, part={**content_part, "text": ""})
+            yield self._event(f"response.{whole}.added", **at, part={**content_part, "text": ""})
         elif what == "delta":
             yield self._event(f"response.{noun}.delta", **at, delta=delta, **logprobs)
         else:
             yield self._event(f"response.{noun}.done", **at, text=item.text, **logprobs)
-            yield self._event("response.content_part.done", **at, part=content_part)
+            yield self._event(f"response.{whole}.done", **at, part=content_part)
             yield self._done(item)
 
     def _call(self, what: str, item: Item, delta: str, at: Mapping[str, Any]) -> Iterator[bytes]:
         if what == "open":
-            begun = {**_item_body(item, "in_progress"), "arguments": ""}
+            begun = {**self._item_body(item, "in_progress"), "arguments": ""}
             yield self._event("response.output_item.added", output_index=item.index, item=begun)
         elif what == "delta":
             yield self._event("response.function_call_arguments.delta", **at, delta=delta)
@@ -389,13 +397,14 @@ class ResponsesWriter(TranslatedWriter):
             yield self._done(item)
 
     def _done(self, item: Item) -> bytes:
-        body = _item_body(item, "completed")
+        body = self._item_body(item, "completed")
         return self._event("response.output_item.done", output_index=item.index, item=body)
 
     def _body(self, completion: Completion, chat: Mapping[str, Any]) -> dict[str, Any]:
         reason = _INCOMPLETE.get(completion.finish_reason)
         status = "cancelled" if completion.finish_reason == "cancelled" else "incomplete" if reason else "completed"
-        output = [_item_body(item, "completed" if status == "completed" else "incomplete") for item in self._turn.items]
+        ended = "completed" if status == "completed" else "incomplete"
+        output = [self._item_body(item, ended) for item in self._turn.items]
         if "message.output_text.logprobs" in (self._asked.get("include") or ()):
             texts = [item for item in output if item["type"] == "message"]
             if len(output) == len(texts) == 1:
@@ -419,32 +428,22 @@ class ResponsesWriter(TranslatedWriter):
     def _end(self, completion: Completion, body: Mapping[str, Any]) -> Iterator[bytes]:
         yield self._event(f"response.{body['status']}", response=body)
 
+    def _part(self, item: Item) -> dict[str, Any]:
+        if item.kind == "reasoning":
+            return {"type": "summary_text" if self._summarised else "reasoning_text", "text": item.text}
+        return _text_part(item.text)
 
-def _written_part(item: Item) -> dict[str, Any]:
-    if item.kind == "reasoning":
-        return {"type": "reasoning_text", "text": item.text}
-    return _text_part(item.text)
-
-
-def _item_body(item: Item, status: str) -> dict[str, Any]:
-    if item.kind == "call":
-        call = {"call_id": item.call_id, "name": item.name, "arguments": item.text}
-        return {"id": item.item_id, "type": "function_call", "status": status, **call}
-    if item.kind == "reasoning":
-        return {
-            "id": item.item_id,
-            "type": "reasoning",
-            "summary": [],
-            "content": [_written_part(item)],
-            "status": status,
-        }
-    return {
-        "id": item.item_id,
-        "type": "message",
-        "role": "assistant",
-        "status": status,
-        "content": [_written_part(item)],
-    }
+    def _item_body(self, item: Item, status: str) -> dict[str, Any]:
+        if item.kind == "call":
+            call = {"call_id": item.call_id, "name": item.name, "arguments": item.text}
+            return {"id": item.item_id, "type": "function_call", "status": status, **call}
+        if item.kind == "reasoning":
+            thoughts = (
+                {"summary": [self._part(item)]} if self._summarised else {"summary": [], "content": [self._part(item)]}
+            )
+            return {"id": item.item_id, "type": "reasoning", **thoughts, "status": status}
+        head = {"id": item.item_id, "type": "message", "role": "assistant", "status": status}
+        return {**head, "content": [self._part(item)]}
 
 
 def _written_logprobs(chat: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -119,7 +119,7 @@ async def test_what_it_cannot_do_is_refused(engine: TokenEngine, taught: Languag
         with pytest.raises(EndpointError, match=says):
             await engine.chat(ask(body=body))
     short = TokenEngine(taught, server, context_tokens=10)
-    with pytest.raises(EndpointError, match="the context of model 'tiny' holds 10"):
+    with pytest.raises(EndpointError, match="maximum context length is 10 tokens"):
         await short.chat(ask())
     assert server.asked == []
 

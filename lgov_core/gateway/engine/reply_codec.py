@@ -14,7 +14,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from lgov_core._util.containers import BoundedDict
-from lgov_core.errors import EndpointError
+from lgov_core.errors import ContextOverflow, EndpointError
 from lgov_core.models import LanguageModel
 from lgov_core.models.language_model import REPLY_STARTS
 from lgov_core.models.tool_formats import Tool, message_text, tool_name, tool_parameters
@@ -393,14 +393,10 @@ class ReplyCodec:
         return len(self._cache.render(request.messages, request.tools)[1])
 
     def prompt(self, request: ChatRequest) -> Prompt:
-        """The prompt. Raises `EndpointError` (400) for one that fills the context, or is not text."""
+        """The prompt. Raises `ContextOverflow` for one that fills the context, `EndpointError` (400) for what is not text."""
         prompt = Prompt(*self._cache.render(request.messages, request.tools))
         if len(prompt.ids) >= self._context:
-            raise EndpointError(
-                f"the prompt has {len(prompt.ids)} tokens, but the context of model {self._name!r} holds {self._context}, "
-                "reply included",
-                hint="shorten the conversation or the tool results",
-            )
+            raise ContextOverflow(len(prompt.ids) + 1, self._context)  # a reply has a token at least
         return prompt
 
     def reply_limit(self, request: ChatRequest, prompt: Prompt, most: int) -> int:
