@@ -40,8 +40,10 @@ TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 CONFINED := tests/langchain tests/autogen tests/openai_agents tests/openai tests/pair tests/demo $(wildcard tests/rl_governance/test_tutorial_*.py) \
 	tests/e2e/test_examples.py tests/e2e/test_lgov_run.py tests/e2e/test_pytest_plugin.py
 
+CLIENTS := @openai/codex@0.171.0 @qwen-code/qwen-code@0.15.10 opencode-ai@1.18.33
+
 .DEFAULT_GOAL := help
-.PHONY: help demo view-demo test test-all test-confined test-matrix test-verl test-vllm test-install mutants check docs reference bench bench-peer dist clean
+.PHONY: help demo view-demo test test-all test-clients test-confined test-matrix test-verl test-vllm test-install mutants check docs reference bench bench-peer dist clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\): .*## /\1	/p' $(MAKEFILE_LIST) | expand -t 8
@@ -62,6 +64,10 @@ test-all: $(VENV)/.tools ## Run everything: the slow tests too, in a box, the ve
 	@$(MAKE) test-matrix
 	@$(MAKE) test-verl
 	@$(MAKE) test-vllm
+
+test-clients: $(VENV)/.tools ## Install Codex, Qwen Code and opencode from npm into .clients, and run them through the endpoint.
+	@npm install --silent --no-fund --no-audit --prefix .clients $(CLIENTS)
+	@$(BIN)/python -m pytest tests/clients $(ARGS)
 
 test-matrix: $(VENV)/.tools ## Run each adapter's tests against the oldest and the newest version of its framework.
 	@$(BIN)/python -m tests.version_matrix $(ARGS)

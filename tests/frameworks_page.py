@@ -2,8 +2,8 @@
 
 ``python -m tests.frameworks_page`` says whether the page is up to date, ``--write`` brings it up to date. The table of
 denials is made from the tests that are marked ``cell(framework, mode, shape)``: a cell is supported because a test shows
-it. Surfaces and gaps are what the adapters declare; tests marked ``surface(framework, point, ability, …)`` and
-``gap(framework, name)`` show them.
+it. Tests marked ``client(property, …)`` make the table of clients. Surfaces and gaps are what the adapters declare; tests
+marked ``surface(framework, point, ability, …)`` and ``gap(framework, name)`` show them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from lgov_core.process.governed import installed_adapters
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/reference/frameworks.md"
-KINDS = ("cell", "surface", "gap")
-FOLDERS = ("contract", "langchain", "autogen", "openai_agents", "openai", "e2e")
+KINDS = ("cell", "surface", "gap", "client")
+#: The columns of the table of clients.
+PROPERTIES = ("governed", "attributed", "token-exact", "boxed")
+FOLDERS = ("clients", "contract", "langchain", "autogen", "openai_agents", "openai", "e2e")
 
 
 def adapters() -> list[Adapter]:
@@ -59,9 +61,19 @@ def print_marks() -> int:
     class Marks:
         def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
             marks = [
-                (kind, mark.args, one.nodeid) for one in items for kind in KINDS for mark in one.iter_markers(kind)
+                (kind, words, item.nodeid)
+                for item in items
+                for kind in KINDS
+                for mark in item.iter_markers(kind)
+                for words in _words(mark, item)
             ]
             print("\n" + json.dumps(marks))
+
+    def _words(mark: pytest.Mark, item: pytest.Item) -> list[tuple[str, ...]]:
+        if mark.name != "client":
+            return [mark.args]
+        client = item.callspec.params["client"].name  # type: ignore[attr-defined]
+        return [(client, name) for name in mark.args]
 
     folders = [str(ROOT / "tests" / name) for name in FOLDERS if (ROOT / "tests" / name).exists()]
     options = ["--collect-only", "-qq", "--no-summary", "--no-header", "-p", "no:cacheprovider"]
@@ -96,6 +108,16 @@ def denials() -> str:
     return "\n".join([*lines, "", *notes])
 
 
+def clients() -> str:
+    """A table of what tests show for each client of the endpoint."""
+    shown = marked("client")
+    rows = [
+        f"| {client} | {' | '.join('yes' if (client, name) in shown else 'NOT TESTED' for name in PROPERTIES)} |"
+        for client in dict.fromkeys(client for client, _ in shown)
+    ]
+    return "\n".join([f"| client | {' | '.join(PROPERTIES)} |", f"|---|{'---|' * len(PROPERTIES)}", *rows])
+
+
 def surfaces() -> str:
     """A table of what can be done at each point, for each framework."""
     parts: list[str] = []
@@ -116,7 +138,7 @@ def gaps() -> str:
 def page() -> str:
     """The page as it should be."""
     text = PAGE.read_text(encoding="utf-8")
-    for name, part in {"denials": denials(), "surfaces": surfaces(), "gaps": gaps()}.items():
+    for name, part in {"denials": denials(), "clients": clients(), "surfaces": surfaces(), "gaps": gaps()}.items():
         block = re.compile(rf"(<!-- generated: {name} -->\n).*?(\n<!-- end: {name} -->)", re.S)
         assert block.search(text), f"{PAGE} has no place for {name}"
         text = block.sub(lambda found, part=part: f"{found[1]}{part}{found[2]}", text)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,7 +24,7 @@ from lgov_core.errors import InstrumentationError, LgovError, counted
 from lgov_core.governance import Governance, make_folder
 from lgov_core.process.children import VARIABLE
 from lgov_core.process.governed import policy_in, say, write_error
-from lgov_core.process.invocation import parse_command
+from lgov_core.process.invocation import is_interpreter, parse_command
 from lgov_core.process.run import RunOptions, changed_lines, refuse_run, run_program
 from lgov_core.trust import refuse_untrusted
 from lgov_core.types import new_id
@@ -237,6 +239,7 @@ def run_confined(command: Sequence[str], options: RunOptions, *, strict: bool, p
     if VARIABLE in os.environ:
         return run_program(command, options)  # which says that it is governed already
     try:
+        command = _started_by_python(command)
         invocation = parse_command(command)
         policy = options.governance.policy or policy_in(invocation.folder, invocation.target)
         governance = options.governance.under(policy.absolute())
@@ -246,6 +249,20 @@ def run_confined(command: Sequence[str], options: RunOptions, *, strict: bool, p
     except Exception as error:  # noqa: BLE001 - whatever is broken here, the program must not run without the box
         return _refuse(error, options)
     return placed if isinstance(placed, int) else run_program(command, placed)
+
+
+def _started_by_python(command: Sequence[str]) -> Sequence[str]:
+    """``command`` as a Python program: another program, which only the box and the endpoint govern, is started by this module.
+
+    Raises `InstrumentationError` for what cannot be run.
+    """
+    try:
+        parse_command(command)
+    except InstrumentationError:
+        if not command or is_interpreter(command[0]) or shutil.which(command[0]) is None:
+            raise
+        return ["python", "-m", __name__, "--", *command]
+    return command
 
 
 def command_in_box(
@@ -273,7 +290,9 @@ def command_in_box(
 
 
 def main() -> None:
-    """Entry point of the command of `command_in_box`."""
+    """Entry point of the command of `command_in_box`, and of another program in a box, which follows ``--``."""
+    if sys.argv[1] == "--":
+        sys.exit(subprocess.call(sys.argv[2:]))
     arguments: Mapping[str, Any] = json.loads(sys.argv[1])
     options = RunOptions(Governance.of_json(arguments["governance"]), endpoint=arguments["endpoint"])
     try:

@@ -87,6 +87,11 @@ def parse_command(command: Sequence[str]) -> Invocation:
     return Invocation(rest[0], tuple(rest[1:]), unbuffered=unbuffered)
 
 
+def is_interpreter(command: str) -> bool:
+    """Returns whether a command is a Python by its name."""
+    return _PYTHON.fullmatch(os.path.basename(command)) is not None
+
+
 def restart_with_options(command: Sequence[str]) -> None:
     """Replaces this process by lgov in an interpreter with the options in ``command`` (``-O``, ``-W``, ``-X``), if it has any.
 
@@ -102,7 +107,7 @@ def restart_with_options(command: Sequence[str]) -> None:
 def _start_options(command: Sequence[str]) -> tuple[list[str], list[str]]:
     """The options of an interpreter that must be given at its start, and what follows them."""
     rest, options = list(command[1:]), list[str]()
-    if not command or _PYTHON.fullmatch(os.path.basename(command[0])) is None:
+    if not command or not is_interpreter(command[0]):
         return [], rest
     while rest and (_START_OPTIONS.fullmatch(rest[0]) or rest[0] in _WITH_VALUE):
         taken = 2 if rest[0] in _WITH_VALUE else 1
@@ -112,7 +117,7 @@ def _start_options(command: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _installed_command(command: Sequence[str]) -> Invocation | None:
     """The script of a package of this Python that ``command`` begins with; None for anything else."""
-    path = None if _PYTHON.fullmatch(os.path.basename(command[0])) else shutil.which(command[0])
+    path = None if is_interpreter(command[0]) else shutil.which(command[0])
     if path is None:
         return None
     try:

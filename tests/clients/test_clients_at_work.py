@@ -1,0 +1,159 @@
+"""Clients as their users start them do a small task through `lgov serve`: judged, attributed, token by token, in a box."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lgov_core.audit import AuditLog
+from lgov_core.store import open_store
+from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
+from tests.clients.programs_of_users import ASK, CLIENTS, Client
+from tests.confine.conftest import why_not
+
+POLICY = """
+version: 1
+rules:
+  - {name: tools, use: tool, with: {allow: [exec_command, run_shell_command, bash]}}
+confine: {preset: workspace, read: [%s], environment: [OPENAI_MODEL]}
+"""
+LGOV = (sys.executable, "-m", "lgov_core")
+EACH = [pytest.param(client, id=name) for name, client in CLIENTS.items()]
+
+
+def script(body: Mapping[str, Any]) -> ScriptedReply | str:
+    """Calls the tool that the task names, once, then says that it is done."""
+    items = body.get("messages") or body["input"]
+    done = [item for item in items if item.get("role") == "tool" or item.get("type") == "function_call_output"]
+    tools = {tool.get("name") or tool.get("function", {}).get("name") for tool in body.get("tools", ())}
+    forbidden = "with another tool" in json.dumps(items)
+    for client in CLIENTS.values() if not done else ():
+        name, arguments = client.other if forbidden else client.shell
+        if {client.other[0], client.shell[0]} <= tools:
+            return ScriptedReply(tool_calls=[ScriptedCall(name, arguments)])
+    return "All done."
+
+
+class Served:
+    """`lgov serve` with a policy and a store, in front of a scripted model that gives token ids as vLLM does."""
+
+    def __init__(self, place: Path, url: str, model: ScriptedModelServer) -> None:
+        self.place = place
+        self.url = url
+        self.model = model
+
+    def base_url(self, rollout: str) -> str:
+        return f"{self.url}/rollout/{rollout}/attempt/1/v1"
+
+    def calls(self, rollout: str) -> list[Any]:
+        store = open_store(str(self.place / "store.sqlite"))
+        try:
+            return [call for call in store.calls() if call.rollout_id == rollout]
+        finally:
+            store.close()
+
+    def denied(self, rollout: str) -> set[str]:
+        """The names of what was denied."""
+        with AuditLog(self.place / "audit.db") as log:
+            return {str(entry.name) for entry in log.entries(rollout) if entry.effect == "deny"}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    place = tmp_path_factory.mktemp("served")
+    (place / "policy.yaml").write_text(POLICY.partition("confine")[0])
+    with ScriptedModelServer(script, token_ids=True) as model:
+        command = [*LGOV, "serve", "--upstream", model.base_url, "--store", "store.sqlite",
+                   "--policy", "policy.yaml", "--audit", "audit.db", "--port", "0"]  # fmt: skip
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("LGOV_")}
+        process = subprocess.Popen(command, cwd=place, env=environment, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().split()[-1]  # serving * on URL/v1
+            yield Served(place, address.removesuffix("/v1"), model)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+
+
+def reply_text(call: Any) -> str:
+    """The text that the recorded token ids of a call are: the scripted model's are bytes."""
+    return bytes(token for token in call.response_ids if token < 256).decode()
+
+
+@pytest.mark.client("attributed", "token-exact")
+@pytest.mark.parametrize("client", EACH)
+def test_it_does_a_small_task_and_every_call_is_recorded(served: Served, tmp_path: Path, client: Client) -> None:
+    rollout = f"task-{client.slug}"
+    done = client.run(tmp_path, served.base_url(rollout))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "All done." in done.stdout
+    assert (tmp_path / "made.txt").read_text() == "hello\n"
+    calls = served.calls(rollout)
+    assert len(calls) >= 2
+    assert all(call.attempt == 1 and call.prompt_ids for call in calls)
+    assert all(len(call.logprobs) == len(call.response_ids) for call in calls)
+    assert sum(client.shell[0] in reply_text(call) for call in calls) == 1
+    assert reply_text(calls[-1]) == "All done."
+    assert any(ASK in json.dumps(call.request) for call in calls)
+    assert not served.denied(rollout)
+
+
+@pytest.mark.client("governed")
+@pytest.mark.parametrize("client", EACH)
+def test_a_call_that_the_policy_denies_never_reaches_it(served: Served, tmp_path: Path, client: Client) -> None:
+    rollout = f"denied-{client.slug}"
+    done = client.run(tmp_path, served.base_url(rollout), ask=f"{ASK} with another tool")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "DENIED" in done.stdout
+    assert not (tmp_path / "made.txt").exists()
+    assert served.denied(rollout) == {client.other[0]}
+
+
+@pytest.mark.client("boxed")
+@pytest.mark.skipif(why_not() is not None, reason=f"no box here: {why_not()}")
+@pytest.mark.parametrize("client", EACH)
+def test_it_does_the_task_in_a_box(served: Served, tmp_path: Path, client: Client) -> None:
+    rollout = f"boxed-{client.slug}"
+    (tmp_path / "policy.yaml").write_text(POLICY % (client.program().parents[3] if client.from_npm else "."))
+    url = served.base_url(rollout)
+    before = (*LGOV, "run", "--confine", "--endpoint", url, "--rollout-id", rollout, "--")
+    done = client.run(tmp_path, url, before=before)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "All done." in done.stdout
+    assert "confined: " in done.stderr
+    assert (tmp_path / "made.txt").read_text() == "hello\n"
+    assert len(served.calls(rollout)) >= 2
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"no box here: {why_not()}")
+def test_a_program_that_is_not_python_runs_in_a_box_and_nowhere_else(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text(POLICY % ".")
+    beside = tmp_path.parent / f"{tmp_path.name}-beside"
+    program = ["sh", "-c", f"echo hello > made.txt; echo x > {beside}; exit 7"]
+
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+        command = [*LGOV, "run", *options, "--", *program]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+
+    refused = run()
+    assert refused.returncode == 78
+    assert not (tmp_path / "made.txt").exists()
+    boxed = run("--confine")
+    assert boxed.returncode == 7, boxed.stderr
+    assert (tmp_path / "made.txt").read_text() == "hello\n"
+    assert not beside.exists()
+    missing = subprocess.run(
+        [*LGOV, "run", "--confine", "--", "no-such-program"], cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert missing.returncode == 78
+    assert "no-such-program" in missing.stderr
