@@ -251,6 +251,7 @@ class ModelCall:
             text=text,
             agent=call.agent,
             framework=call.framework,
+            session_id=call.session_id,
             rollout_id=call.rollout_id,
             attempt=call.attempt,
             source=source,

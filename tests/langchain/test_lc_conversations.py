@@ -54,6 +54,6 @@ def test_threads_that_share_a_rollout_are_conversations_of_their_own(tmp_path):
             )
         with enter_scope(RolloutScope("r-3", session_id="own")):
             assert says("Write to bob@example.org", "ada") == "sent to bob@example.org"
-    sessions = {(entry.rollout_id, entry.session_id) for entry in audit.entries() if entry.point == "pre_tool_call"}
+    sessions = {(entry.rollout_id, entry.session_id) for entry in audit.entries() if entry.kind == "decision"}
     assert sessions == {("r-1", "ada"), ("r-1", "eve"), ("r-2", "ada"), ("r-3", "own")}
     audit.close()
