@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import sys
 import unicodedata
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -29,6 +30,7 @@ from lgov_core.settings import load_settings, read_written, settings_places
 NAMES: Final = ("lgov.toml", ".lgov", "lgov_core", "lgov_core.py")
 #: Folders of installed packages, on which lgov itself depends.
 _INSTALLED: Final = ("site-packages", "dist-packages")
+_CLOSED_NAMES: Final = frozenset((*NAMES, *_INSTALLED))
 #: Where a run without settings looks for its policy, in the folder of its program.
 POLICY_NAMES: Final = ("policy.yaml", "policy.yml")
 #: The record where none is named: in the working folder.
@@ -191,9 +193,9 @@ class GoverningPlaces:
         return f"{_shown(path)} decides how this program is governed, so the program cannot change it; a person can."
 
     def _is_rule(self, text: str) -> bool:
-        return any(
-            above in self._rules or os.path.basename(above) in (*NAMES, *_INSTALLED) for above in (text, *_above(text))
-        )
+        if not _CLOSED_NAMES.isdisjoint(text.split("/")):
+            return True
+        return text in self._rules or any(text.startswith(rule) and text[len(rule)] == "/" for rule in self._rules)
 
     def _is_kept(self, text: str) -> bool:
         return ".lgov" in text.split("/") or any(_begins(text, kept) for kept in self._kept)
@@ -378,7 +380,7 @@ def _inode(path: str) -> tuple[int, int] | None:
         status = os.stat(path)
     except (OSError, ValueError):
         return None
-    return None if os.path.isdir(path) else (status.st_dev, status.st_ino)
+    return None if stat.S_ISDIR(status.st_mode) else (status.st_dev, status.st_ino)
 
 
 def _shown(path: str) -> str:

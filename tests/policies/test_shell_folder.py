@@ -170,6 +170,26 @@ def test_an_archive_is_unpacked_by_what_its_project_file_says(tmp_path: Path) ->
             assert policy.judge_command(unpack).blocks == denied, (name, text)
 
 
+def test_settings_are_not_brought_into_a_folder_by_a_wildcard(tmp_path: Path) -> None:
+    (tmp_path / "evil").mkdir()
+    (tmp_path / "src").mkdir()
+    (tmp_path / "evil" / "a.txt").write_text("a")
+    policy = ShellPolicy(cwd=str(tmp_path))
+    texts = ("cp evil/* src/", "mv evil/* src/", "rsync -r evil/ src/x", "for f in evil/*; do cp $f src/; done")
+    assert not any(policy.judge_command(text).blocks for text in texts)
+    (tmp_path / "evil" / "lgov.toml").write_text("timeout_s = 9")
+    assert all(policy.judge_command(text).blocks for text in texts)
+
+
+def test_users_of_the_machine_are_no_options_of_ps(tmp_path: Path) -> None:
+    policy = ShellPolicy(cwd=str(tmp_path))
+    users = Path("/etc/passwd").read_text().splitlines() if Path("/etc/passwd").exists() else ["root:"]
+    for name in (line.partition(":")[0] for line in users):
+        assert not policy.judge_command(f"ps -e -u {name} | head").blocks, name
+    assert policy.judge_command("ps -u eww").blocks  # without such a user it shows the environment
+    assert policy.judge_command("ps -auxe").blocks
+
+
 def test_a_link_to_what_other_programs_run_is_not_made(tmp_path: Path) -> None:
     (tmp_path / ".git" / "hooks").mkdir(parents=True)
     policy = ShellPolicy(cwd=str(tmp_path))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -414,6 +415,19 @@ def _delete_found(workspace: Workspace, call: Call, word: str) -> None:
     workspace.exact = before
 
 
+def _user(workspace: Workspace, call: Call, word: str) -> None:
+    """A user of this machine: ``ps -u`` takes any other word for options, of which ``e`` shows the environment."""
+    if word not in _users():
+        check_word(workspace, call, "bsd", word)
+
+
+@lru_cache(1)
+def _users() -> frozenset[str]:
+    with suppress(OSError), open("/etc/passwd", encoding="utf-8", errors="replace") as file:
+        return frozenset(line.partition(":")[0] for line in file)
+    return frozenset()
+
+
 def _filled(workspace: Workspace, call: Call, word: str) -> None:
     """A variable that is given the next line of the input."""
     check_word(workspace, call, "variable", word)
@@ -470,6 +484,7 @@ CHECKS: dict[str, Check] = {
     "archived": lambda workspace, call, word: (workspace.write if _PACKS & call.options else workspace.read)(word),
     "unpacked": _unpacked,
     "set": lambda workspace, call, word: workspace.check_variable(*word.split("=", 1), handed=True),
+    "user": _user,
     "value": lambda workspace, call, word: workspace.state.values(word),
     "filled": _filled,
     "go": lambda workspace, call, word: workspace.state.go(word),

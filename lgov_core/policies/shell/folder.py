@@ -153,12 +153,12 @@ class Look:
 
     def check(self, lookups: LookUps) -> None:
         """Refuses files that are closed where links lead, and searches that read a secret. Raises `ShellRefusal`."""
-        written = {os.path.realpath(path) for effect, path, _ in lookups.files if effect == "writes"}
-        changes = [path for _, path, change in lookups.files if change is not None and change.source is None]
-        once = sum(map(_is_project_file, changes)) < 2
+        changes = [(path, change) for _, path, change in lookups.files if change is not None]
+        once = sum(change.source is None and _is_project_file(path) for path, change in changes) < 2
+        written = {os.path.realpath(path) for effect, path, _ in lookups.files if changes and effect == "writes"}
         for effect, path, change in lookups.files:
             for name in self._named(path.removesuffix(BELOW)):
-                if effect in ("follows", "carries"):
+                if effect in ("follows", "carries", "brings"):
                     self._tree(effect, name)
                     continue
                 seen = change is not None and (once if change.source is None else not _changes(written, change.source))
@@ -231,20 +231,26 @@ class Look:
                 if enters(entry.name) and entry.is_dir(follow_symlinks=follow):
                     waiting.append(entry.path)
 
-    def _tree(self, effect: Effect, top: str) -> None:
-        """Refuses a tree with links that lead elsewhere or, where it is carried elsewhere, with what governs."""
+    def _tree(self, effect: Effect, path: str) -> None:
+        """Refuses a tree with links that lead elsewhere or, where it gets into another folder, with what governs."""
+        top, below, _ = path.partition(BELOW)
         try:
-            if os.path.islink(top):
-                self._link(effect, top, top)
+            if effect != "brings" and os.path.islink(path):
+                self._link(effect, path, path)
+            if effect == "brings" and not below:
+                self._stays(path)
             for entry in self._entries(top, follow=effect == "follows"):
-                if entry.is_symlink():
-                    self._link(effect, top, entry.path)
-                name = entry.name.lower()
-                if effect == "carries" and (name in NAMES or (name == PROJECT_FILE and governs(Path(entry.path)))):
-                    reason = f"{entry.path} decides how programs are governed, so it stays in its folder."
-                    raise ShellRefusal("shell-governs", reason)
+                if effect != "brings" and entry.is_symlink():
+                    self._link(effect, path, entry.path)
+                if effect != "follows" and (not below or may_be(path, entry.path)):
+                    self._stays(entry.path)
         except (OSError, ValueError) as error:
             self._unclear(f"It is not clear what {top} holds: {error}; name a smaller folder.")
+
+    def _stays(self, path: str) -> None:
+        name = os.path.basename(path).lower()
+        if name in NAMES or (name == PROJECT_FILE and governs(Path(path))):
+            raise ShellRefusal("shell-governs", f"{path} decides how programs are governed, so it stays in its folder.")
 
     def _link(self, effect: Effect, top: str, link: str) -> None:
         if effect == "follows":

@@ -49,11 +49,11 @@ _PLAIN_WORD = re.compile(r"\w+(?:[/.]\w+)*")
 _PATHS_IN = re.compile(r"[@,=]|:(?!//\w)")
 _PARTS, _OPTION = re.compile(r"[=:@,]"), re.compile(r"^-\w(?=[/~.])")
 _CLIMBS, _PATHSPEC = re.compile(r"^(?:\.{1,2}/+)*\.\./+"), re.compile(r"^:\([a-z,]*\)|^:/")
-_CREDENTIALS = re.compile("|".join(map(translate, CREDENTIAL_NAMES)))
 
 
-#: ``follows``: reads what the links in a tree lead to. ``carries``: gives a tree with its links another name.
-Effect = Literal["reads", "writes", "moves", "follows", "carries"]
+#: ``follows``: reads what the links in a tree lead to. ``carries``: gives a tree with its links another name. ``brings``: gives
+#: files their names in another folder, which are not written out.
+Effect = Literal["reads", "writes", "moves", "follows", "carries", "brings"]
 #: Rules of what cannot be judged: in a box the kernel decides.
 UNJUDGED = frozenset(
     {"shell-unknown", "shell-code", "shell-sends", "shell-unclear", "shell-unparsable", "shell-environment"}
@@ -300,6 +300,8 @@ class Workspace:
         if moved:
             self.moved.update(self._paths(word))
         for source in sources:
+            if is_wild(source):
+                self.pass_on("brings", source)
             name = source.rpartition("/")[2]
             into = f"{word}/{STAR if name in ('', '.', '..') else name.replace(BELOW, '')}"
             self.write(into, may_be_secret=True, change=change)
@@ -493,12 +495,28 @@ def is_secret(word: str) -> bool:
 
 def names_secret(folder: str, name: str) -> bool:
     """Returns whether a file in a folder of this name is secret by its name or place."""
-    return globs("templates").match(name) is None and (_is_secret_name(name) or _is_secret_name(f"{folder}/{name}"))
+    secret = _is_secret_name(name) or _is_secret_name(f"{folder}/{name}")
+    return secret and globs("templates").match(name) is None
 
 
-@lru_cache(4096)
 def _is_secret_name(name: str) -> bool:
-    return any(expression.match(name.lower()) for expression in (_CREDENTIALS, globs("secret_names")))
+    exact, starts, ends, tails, rest = _secret_names()
+    name = name.lower()
+    if name in exact or name.startswith(starts) or name.endswith(ends):
+        return True
+    return name.endswith(tails) and rest.match(name) is not None
+
+
+@lru_cache(1)
+def _secret_names() -> tuple[frozenset[str], tuple[str, ...], tuple[str, ...], tuple[str, ...], re.Pattern[str]]:
+    """The globs of secret names: names, beginnings, ends, and the rest by their tails and as one pattern; trees are large."""
+    every = (*CREDENTIAL_NAMES, *names("files", "secret_names"))
+    wild = [glob for glob in every if re.search(r"[*?[]", glob)]
+    starts = tuple(glob[:-1] for glob in wild if re.fullmatch(r"[^*?[]+\*", glob))
+    ends = tuple(glob[1:] for glob in wild if re.fullmatch(r"\*[^*?[]+", glob))
+    rest = [glob for glob in wild if glob[:-1] not in starts and glob[1:] not in ends]
+    tails = tuple(re.split(r"[*?\]]", glob)[-1] for glob in rest)
+    return frozenset(every).difference(wild), starts, ends, tails, re.compile("|".join(map(translate, rest)) or "(?!)")
 
 
 def may_be(wild: str, path: str) -> bool:
