@@ -233,7 +233,7 @@ class LanguageModel:
         import jinja2
 
         started = [
-            {**message, "content": REPLY_STARTS + message["content"]} if message["role"] == "assistant" else message
+            {**message, "content": (REPLY_STARTS if message["role"] == "assistant" else "") + message["content"]}
             for message in plain
         ]
         try:

@@ -89,7 +89,8 @@ def autogen(url: str, governor: Governor, part: Any) -> None:
     from lgov_autogen import GovernedChatCompletionClient
     from tests.autogen.autogen_parts import MODEL_INFO, OpenAIChatCompletionClient
 
-    bare = OpenAIChatCompletionClient(model="m", base_url=url, api_key="k", model_info={**MODEL_INFO, "vision": True})
+    info: Any = {**MODEL_INFO, "vision": True}
+    bare = OpenAIChatCompletionClient(model="m", base_url=url, api_key="k", model_info=info)
     client = GovernedChatCompletionClient(bare, governor)
     content: Any = [TEXT, Image.from_base64(SMALL)]
     asyncio.run(client.create([UserMessage(content=content, source="user")]))
