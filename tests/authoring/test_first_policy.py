@@ -28,7 +28,8 @@ ROOT = Path(__file__).parents[2]
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """``lgov`` with these words in ``folder``, with a question on standard input."""
     command = [sys.executable, "-m", "lgov_core", *words]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("LGOV_")}
+    environment["PYTHONPATH"] = str(ROOT)
     return subprocess.run(
         command,
         cwd=folder,
@@ -62,10 +63,10 @@ def denied(done: subprocess.CompletedProcess[str]) -> list[str]:
         ("lc_injected", "count rooms check_in", 4),
         ("lc_supervisor", "transfer_to_refund_desk transfer_to_arithmetic add look_up", 2),
         pytest.param("lc_bound", "multiply Weather convert", 3, marks=slow),
-        pytest.param("lc_structured", "Route Ticket find_ticket", 3, marks=slow),
+        pytest.param("lc_structured", "Route find_ticket", 3, marks=slow),
         ("oa_handoffs", "transfer_to_faq_agent transfer_to_triage_agent move_me faq_lookup update_seat", 3),
         pytest.param("oa_agents_as_tools", "translate_to_spanish italian_agent pack", 1, marks=slow),
-        pytest.param("oa_mcp", "read_file erase_file", 1, marks=slow),
+        pytest.param("oa_mcp", "read_file erase_file add", 1, marks=slow),
         pytest.param("oa_hosted", "web_search shell apply_patch sum_up", 2, marks=slow),
         ("plain_openai", "Query write_note", 2),
         ("ag_team", "flight_lookup ask_the_desk hotel poet transfer_to_planner", 2),
