@@ -12,7 +12,7 @@ import pytest
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies import ToolPolicy
-from lgov_core.types import Action, Effect, Point
+from lgov_core.types import Action, Effect, Point, Severity
 
 SCHEMA = {
     "type": "object",
@@ -299,3 +299,56 @@ def test_an_email_is_checked_in_the_time_that_its_length_takes() -> None:
     began = time.process_time()
     assert policy.judge(call("t", {"x": "." * 400_000})).blocks
     assert time.process_time() - began < 5
+
+
+def test_a_denial_names_at_most_eight_tools() -> None:
+    eight = [f"tool_{number}" for number in range(8)]
+    assert "Allowed tools: tool_0, tool_1, tool_2, tool_3, tool_4, tool_5, tool_6, tool_7." in (
+        ToolPolicy(allow=eight).judge(call("x")).reason
+    )
+    more = ToolPolicy(allow=[*eight, "tool_8"]).judge(call("x")).reason
+    assert more.endswith("Call one of the tools you were given.")
+    assert ToolPolicy(allow=[]).judge(call("x")).reason.endswith("No tool may be called.")
+
+
+def test_a_denial_says_no_more_of_what_the_model_wrote_than_fits_a_line() -> None:
+    policy = ToolPolicy(allow=["run_sql"], schemas={"run_sql": SCHEMA})
+    decision = policy.judge(call("run_sql", {"query": "x", "a" * 5000: 1}))
+    assert decision.reason.startswith("The arguments of run_sql are wrong: arguments must not contain")
+    assert len(decision.reason) == len("The arguments of run_sql are wrong: ") + 300 + len(".")
+    assert policy.judge(call("y" * 5000)).reason.count("y") == 80 + "Allowed tools: run_sql".count("y")
+
+
+def test_what_a_decision_of_the_policy_says() -> None:
+    policy = ToolPolicy(allow=["run_sql"], schemas={"run_sql": SCHEMA}, name="mine")
+    allowed, unknown, wrong = (
+        policy.judge(call(*arguments)) for arguments in (("run_sql", {"query": "x"}), ("rm", {}), ("run_sql", {}))
+    )
+    assert (allowed.effect, allowed.policy) == (Effect.ALLOW, "mine")
+    assert (unknown.policy, unknown.rule, unknown.severity) == ("mine", "tool-unknown", Severity.HIGH)
+    assert (wrong.policy, wrong.rule, wrong.severity) == ("mine", "tool-arguments", Severity.LOW)
+    assert policy.permits
+    assert policy.bounded
+
+
+def test_what_stands_in_other_mappings_and_sequences_is_checked() -> None:
+    policy = ToolPolicy(allow=["run_sql"], schemas={"run_sql": SCHEMA})
+    right, wrong = ({"query": "x", "filter": MappingProxyType({"ids": (1, last)})} for last in (2, "2"))
+    assert policy.judge(call("run_sql", MappingProxyType(right))).effect is Effect.ALLOW
+    assert "arguments.filter.ids[1] must be integer" in policy.judge(call("run_sql", MappingProxyType(wrong))).reason
+
+
+def test_why_arguments_that_cannot_be_checked_are_denied() -> None:
+    policy = ToolPolicy(allow=["run_sql"], schemas={"run_sql": {"properties": {"query": {"pattern": "^a+$"}}}})
+    for query, why in ((float("nan"), "nan"), ("a" * 2_000_000, ""), ("\ud800", "a lone surrogate")):
+        decision = policy.judge(call("run_sql", {"query": query}))
+        assert (decision.rule, decision.blocks) == ("tool-arguments", True)
+        assert f"they hold {why}" in decision.reason
+
+
+@pytest.mark.parametrize(
+    "uri", ["http://x.invalid/a", "https://x.invalid/a", "ftp://x.invalid/a", "file:///a", "a.json"]
+)
+def test_a_reference_to_another_place_is_refused_by_its_name(uri: str) -> None:
+    with pytest.raises(PolicyError, match=r"the schema of t refers to .*a"):
+        ToolPolicy(allow=["t"], schemas={"t": {"properties": {"x": {"$ref": uri}}}})
