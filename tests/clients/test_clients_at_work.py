@@ -137,23 +137,21 @@ def test_it_does_the_task_in_a_box(served: Served, tmp_path: Path, client: Clien
 @pytest.mark.skipif(why_not() is not None, reason=f"no box here: {why_not()}")
 def test_a_program_that_is_not_python_runs_in_a_box_and_nowhere_else(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text(POLICY % ".")
+    (tmp_path / "home").mkdir()
     beside = tmp_path.parent / f"{tmp_path.name}-beside"
-    program = ["sh", "-c", f"echo hello > made.txt; echo x > {beside}; exit 7"]
+    shell = ("sh", "-c", f"echo hello > made.txt; echo x > {beside}; exit 7")
 
-    def run(*options: str) -> subprocess.CompletedProcess[str]:
-        environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
-        command = [*LGOV, "run", *options, "--", *program]
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home")}
+        command = [*LGOV, "run", *words]
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
 
-    refused = run()
-    assert refused.returncode == 78
+    assert run("--", *shell).returncode == 78
     assert not (tmp_path / "made.txt").exists()
-    boxed = run("--confine")
+    boxed = run("--confine", "--", *shell)
     assert boxed.returncode == 7, boxed.stderr
     assert (tmp_path / "made.txt").read_text() == "hello\n"
     assert not beside.exists()
-    missing = subprocess.run(
-        [*LGOV, "run", "--confine", "--", "no-such-program"], cwd=tmp_path, capture_output=True, text=True, timeout=100
-    )
+    missing = run("--confine", "--", "no-such-program")
     assert missing.returncode == 78
     assert "no-such-program" in missing.stderr
