@@ -64,7 +64,7 @@ class CallRecord:
             return {
                 self._without_ids(str(key)): self.plain(each)
                 for key, each in value.items()
-                if str(key) not in _LEFT_OUT
+                if str(key) not in _LEFT_OUT and (key, each) != ("media", "")  # of a call without pictures and files
             }
         if isinstance(value, Sequence) and not isinstance(value, bytes):
             return [self.plain(each) for each in value]
