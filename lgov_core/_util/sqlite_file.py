@@ -1,4 +1,4 @@
-"""Opens SQLite files, and describes their errors.
+"""Kinds of SQLite files: opens them, describes their errors, and says which file a path names.
 
 Every file is private to its owner (mode 0600), in WAL mode with ``synchronous=NORMAL``: a commit survives the death of
 the process, and of the machine up to the last checkpoint. Each kind of file carries its own ``application_id``, so that
@@ -12,17 +12,54 @@ import os
 import sqlite3
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import quote
 
-from lgov_core._util.file_kind import FileKind, require_same_file
 from lgov_core.errors import LgovError
 
 _HEADER: Final = b"SQLite format 3\0"
 #: The suffixes of the files that SQLite creates beside a database.
 BESIDE: Final = ("-wal", "-shm", "-journal")
+
+
+@dataclass(frozen=True, slots=True)
+class FileKind:
+    """One kind of file: its name for messages, its id, its schema, and the error class for it.
+
+    ``migrations`` has, for each older version that can be opened, the statements that make a file of it one of the next
+    version, and functions that do so. A file is brought up to date when it is opened, in one transaction.
+    """
+
+    what: str
+    application_id: int
+    version: int
+    schema: tuple[str, ...]
+    error: type[LgovError]
+    migrations: Mapping[int, tuple[str | Callable[[sqlite3.Connection], None], ...]] = field(
+        default_factory=dict[int, tuple[str | Callable[[sqlite3.Connection], None], ...]]
+    )
+
+
+def require_same_file(kind: FileKind, path: str | os.PathLike[str], expected: tuple[int, int]) -> None:
+    """Raises ``kind.error`` unless ``path`` names the file it named before: rows written to a moved file are lost."""
+    try:
+        identity = file_identity(path)
+    except OSError:
+        identity = None
+    if identity != expected:
+        raise kind.error(
+            f"{kind.what} {path} is no longer the file that was opened",
+            hint="it was moved, deleted or replaced; put it back, or start over with a new file",
+        )
+
+
+def file_identity(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """The identity of the file at ``path``: device and inode. Raises `OSError`."""
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
 
 
 def is_database(path: Path) -> bool:

@@ -10,8 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
-from lgov_core._util.file_kind import FileKind
-from lgov_core._util.sqlite_file import describe, open_sqlite
+from lgov_core._util.sqlite_file import FileKind, describe, open_sqlite
 from lgov_core.errors import AuditError
 from lgov_core.types import Effect
 

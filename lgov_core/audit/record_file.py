@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from lgov_core._util.file_kind import require_same_file
-from lgov_core._util.sqlite_file import describe, is_busy
+from lgov_core._util.sqlite_file import describe, is_busy, require_same_file
 from lgov_core.audit.entry import EntryWriter, Payload, body_text, recordable
 from lgov_core.audit.reading import AUDIT_RECORD, open_record
 from lgov_core.audit.redaction import Redaction

@@ -27,7 +27,7 @@ from lgov_core.process.governed import FrameworkGuard, end_process, installed_ad
 
 
 def main() -> None:
-    """Entry point of ``python -m lgov_core.client.worker_process``."""
+    """Entry point of ``python -m lgov_coreent.worker_process``."""
     assignments, output = _take_standard_streams()
     # A module that starts a training when it is imported must not do so again.
     os.environ["LIGHTNING_CLIENT_WORKER"] = "1"

@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final, cast
 from urllib.parse import unquote
 
-from lgov_core._util.file_kind import FileKind
 from lgov_core._util.json_text import NotCanonical, canonical_json
+from lgov_core._util.sqlite_file import FileKind
 from lgov_core.errors import PolicyError
 from lgov_core.governor.options import DataFile, in_dry_run
 from lgov_core.policies.base import BoundedPolicy

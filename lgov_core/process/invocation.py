@@ -24,9 +24,7 @@ _PYTHON = re.compile(r"python(3(\.\d+)?)?(\.exe)?")
 _START_OPTIONS = re.compile(r"-[BOPbdqsuv]+|-[WX].+")
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 #: Begins lgov in an interpreter with such options. The first place on the path becomes the program's later.
-_BEGIN = (
-    "import sys; sys.flags.safe_path or sys.path.__setitem__(0, sys.prefix); from lgov_core.cli import main; main()"
-)
+_BEGIN = "import sys; sys.flags.safe_path or sys.path.__setitem__(0, sys.prefix); from lgov_core.commands import main; main()"
 #: A path to an interpreter in the first lines of a script; pip writes two where the path is long.
 _SHEBANG = re.compile(rb"^(?:#!/bin/sh\n''+exec' \"?|#!\s*)(/[^\s\"]+)(?: +(python[\d.]*))?", re.MULTILINE)
 

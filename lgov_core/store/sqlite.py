@@ -17,8 +17,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from lgov_core._util.file_kind import FileKind, file_identity, require_same_file
-from lgov_core._util.sqlite_file import describe, is_busy, open_in_memory, open_sqlite
+from lgov_core._util.sqlite_file import (
+    FileKind,
+    describe,
+    file_identity,
+    is_busy,
+    open_in_memory,
+    open_sqlite,
+    require_same_file,
+)
 from lgov_core.errors import StoreError
 from lgov_core.store import rows
 from lgov_core.store.database import Database, DatabaseUnavailable, Transaction

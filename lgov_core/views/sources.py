@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from lgov_core._util.file_kind import file_identity
+from lgov_core._util.sqlite_file import file_identity
 from lgov_core.audit import AuditLog
 from lgov_core.errors import LgovError, StoreError
 from lgov_core.settings import without_password

@@ -21,7 +21,7 @@ from lgov_core import Action, Decision, Effect, Governor, Point, PolicySet, Tool
 from lgov_core.audit import AuditLog, SigningKey, make_key, verify
 from lgov_core.audit.reading import AUDIT_RECORD
 from lgov_core.audit.signing import heads_path
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.errors import AuditError
 from lgov_core.policies import ConstantPolicy, Rule
 

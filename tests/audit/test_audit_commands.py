@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 
 from lgov_core import Action, Decision, Effect, Governor, Point, PolicySet, ToolOutcome
 from lgov_core.audit import AuditLog, load_key, make_key, verify
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.policies import ConstantPolicy, Rule
 
 ROOT = Path(__file__).parents[2]
@@ -211,7 +211,7 @@ def test_a_key_at_the_default_place_signs_what_lgov_run_records(
     made = json.loads(run("audit", "keygen", "--json").stdout)
     (tmp_path / "policy.yaml").write_text("version: 1\nrules:\n  - {name: all, use: allow, on: [pre_tool_call]}\n")
     (tmp_path / "agent.py").write_text("print('ran')\n")
-    program = [sys.executable, "-c", "from lgov_core.cli import main; main()"]
+    program = [sys.executable, "-c", "from lgov_core.commands import main; main()"]
     command = [*program, "run", "--policy", "policy.yaml", "--", "python", "agent.py"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

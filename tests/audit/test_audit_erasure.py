@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from lgov_core.audit import AuditLog, SigningKey, make_key, verify
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.errors import AuditError
 from tests.audit.audit_proof_parts import DENY, action
 

@@ -15,7 +15,7 @@ import yaml
 from click.testing import CliRunner
 
 from lgov_core.authoring.rules import checkable_schema, meanings, open_places
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.policies import ApprovalPolicy, load_policies, load_policy_file
 from lgov_core.process.offline_start import OfflineStart, start_offline, starting_policy
 from lgov_core.types import Action, Effect, Point

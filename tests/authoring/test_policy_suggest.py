@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from recorded_acts import ActRecord
 
 from lgov_core.authoring import Suggestion, suggest
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.errors import PolicyError
 from lgov_core.policies import load_policies, load_policy_file
 from lgov_core.types import Action, Point

@@ -22,7 +22,7 @@ from tests.cells import asks, says
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "02_autogen_agent"
-LGOV = (sys.executable, "-c", "from lgov_core.cli import main; main()")
+LGOV = (sys.executable, "-c", "from lgov_core.commands import main; main()")
 
 POLICY = """
 version: 1

@@ -18,7 +18,7 @@ import threading
 import time
 from pathlib import Path
 
-LGOV = (sys.executable, "-c", "from lgov_core.cli import main; main()", "run")
+LGOV = (sys.executable, "-c", "from lgov_core.commands import main; main()", "run")
 POLICY = "version: 1\nrules: [{use: allow}]\nconfine: {preset: workspace}\n"
 PROGRAM = """
 import json, os, time, urllib.request

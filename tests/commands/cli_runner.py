@@ -6,9 +6,9 @@ import sys
 
 from click.testing import CliRunner, Result
 
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 
-LGOV = (sys.executable, "-c", "from lgov_core.cli import main; main()")
+LGOV = (sys.executable, "-c", "from lgov_core.commands import main; main()")
 
 POLICY = """\
 version: 1

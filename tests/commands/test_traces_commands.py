@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.commands.group import Exit
 from lgov_core.store import RolloutConfig, open_store
 from lgov_core.types import CapturedCall, Outcome, Reward, Rollout, Span, SpanEvent

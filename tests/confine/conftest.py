@@ -15,7 +15,7 @@ import pytest
 
 from lgov_core.confine import layers
 
-LGOV = (sys.executable, "-c", "from lgov_core.cli import main; main()")
+LGOV = (sys.executable, "-c", "from lgov_core.commands import main; main()")
 POLICY = "version: 1\nrules: [{use: allow}]\nconfine: "
 
 

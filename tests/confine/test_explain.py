@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.commands.group import Exit
 from lgov_core.confine.proxy import make_reach
 from lgov_core.policies.confinement import ConfineRules

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from lgov_core.audit import AuditLog, verify
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.policies import ApprovalRequests
 from lgov_core.policies.confinement import read_confinement
 from lgov_core.store import open_store

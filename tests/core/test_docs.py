@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from markdown.extensions.toc import slugify
 
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.policies import load_policy_file
 from lgov_core.settings import load_settings
 from lgov_core.store import open_store

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.policies import BUILTIN_POLICIES, load_policy_file
 from lgov_core.types import Action, Point
 

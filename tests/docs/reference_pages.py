@@ -26,7 +26,7 @@ import lgov_core
 from lgov_core import errors as error_tree
 from lgov_core import hookspecs
 from lgov_core import settings as settings_module
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.commands.group import _MEANING, Exit, LazyGroup, exit_of
 from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app

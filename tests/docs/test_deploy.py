@@ -15,7 +15,7 @@ import yaml
 from click.testing import CliRunner
 
 from lgov_core._util.files import open_to_others
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.policies import load_policy_file
 from lgov_core.settings import Settings
 from tests.core.test_packaging import PROJECT

@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from lgov_core.audit.signing import make_key
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.policies.document import read_yaml
 from lgov_core.train.settings import load_train_settings
 from lgov_core.types import Action, Effect, Point

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.e2e.test_examples import CLEAN
 
 ROOT = Path(__file__).parents[2]
-LGOV = (sys.executable, "-c", "from lgov_core.cli import main; main()")
+LGOV = (sys.executable, "-c", "from lgov_core.commands import main; main()")
 
 
 def test_the_first_commands_print_what_the_readme_says(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from lgov_core.train.settings import load_train_settings
 from tests.docs.page_runner import CLEAN, follow, read_page
 
 ROOT = Path(__file__).parents[2]
-LGOV = (sys.executable, "-c", "from lgov_core.cli import main; main()")
+LGOV = (sys.executable, "-c", "from lgov_core.commands import main; main()")
 
 
 def desk(body: Mapping[str, Any]) -> ScriptedReply | str:

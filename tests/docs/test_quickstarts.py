@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.testing import ScriptedModelServer, call
 from tests.docs.page_runner import follow, read_page
 

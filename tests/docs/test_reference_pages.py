@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from tests.docs import reference_pages
 
 DOCS = Path(__file__).parents[2] / "docs"

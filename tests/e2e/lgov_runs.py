@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-LGOV = (sys.executable, "-c", "from lgov_core.cli import main; main()")
+LGOV = (sys.executable, "-c", "from lgov_core.commands import main; main()")
 
 
 AGENT = """

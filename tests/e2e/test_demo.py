@@ -32,7 +32,7 @@ from tests.slow import slow  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 
-LGOV = "from lgov_core.cli import main; main()"
+LGOV = "from lgov_core.commands import main; main()"
 
 #: The same command with a plan whose iterations take a second or two.
 SMALL = (

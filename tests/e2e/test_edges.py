@@ -37,7 +37,7 @@ from lgov_core.views.attempt_view import AttemptView, ToolStep  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX processes")
 
-LGOV = (sys.executable, "-c", "from lgov_core.cli import main; main()")
+LGOV = (sys.executable, "-c", "from lgov_core.commands import main; main()")
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 #: Programs of users.
 EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/main.py"))
 DENIED, NOT_RUN = "DENIED by policy small-payments", "It was not run; do not repeat it."
-LGOV = (sys.executable, "-c", "from lgov_core.cli import main; main()")
+LGOV = (sys.executable, "-c", "from lgov_core.commands import main; main()")
 CLEAN = {key: value for key, value in os.environ.items() if not key.startswith(("OPENAI_", "LGOV_", "PYTEST_"))}
 CLEAN["PYTHONPATH"] = os.pathsep.join(sys.path)
 

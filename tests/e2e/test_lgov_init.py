@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from lgov_runs import lgov_run, write
 
 from lgov_core import open_store
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.policies import load_policy_file
 from lgov_core.settings import load_settings
 from lgov_core.testing import ScriptedModelServer, call

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from lgov_runs import WORKER, lgov_run, make_company, write
 
 from lgov_core.audit import AuditLog
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 
 APPROVED = """
 version: 1

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.errors import InstrumentationError
 from lgov_core.governance import Governance
 from lgov_core.trust import notes_of, untrusted

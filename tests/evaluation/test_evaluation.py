@@ -24,7 +24,7 @@ from update_twins import Shelf, batch  # noqa: E402
 
 from lgov_core.audit import verify_lineage  # noqa: E402
 from lgov_core.audit.lineage import folder_sha256, tensors_sha256  # noqa: E402
-from lgov_core.cli import cli  # noqa: E402
+from lgov_core.commands import cli  # noqa: E402
 from lgov_core.errors import TrainError  # noqa: E402
 from lgov_core.evaluation.evaluation import EvaluationResult, Score, difference  # noqa: E402
 from lgov_core.evaluation.model import TrainedModel, load_trained  # noqa: E402

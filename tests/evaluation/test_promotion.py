@@ -20,7 +20,7 @@ from test_evaluation import AGENT, IDS, SMALL, make_trained  # noqa: E402
 
 from lgov_core._util.files import hold  # noqa: E402
 from lgov_core.audit import verify_lineage  # noqa: E402
-from lgov_core.cli import cli  # noqa: E402
+from lgov_core.commands import cli  # noqa: E402
 from lgov_core.errors import ModelError  # noqa: E402
 from lgov_core.evaluation.model import load_trained  # noqa: E402
 from lgov_core.evaluation.promotion import objections  # noqa: E402

@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner, Result
 from openai import OpenAI
 
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.models import LanguageModel, build_tiny, load_model

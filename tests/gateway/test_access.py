@@ -176,7 +176,7 @@ def test_keys_are_issued_over_the_admin_route(serve):
 
 
 def test_serve_needs_keys_on_a_public_address(tmp_path: Path):
-    command = [sys.executable, "-m", "lgov_core.cli", "serve", "--upstream", "http://127.0.0.1:9/v1"]
+    command = [sys.executable, "-m", "lgov_core", "serve", "--upstream", "http://127.0.0.1:9/v1"]
     done = subprocess.run(
         [*command, "--host", "0.0.0.0", "--port", "0"], capture_output=True, text=True, cwd=tmp_path, timeout=60
     )

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from lgov_core.audit import AuditLog
 from lgov_core.audit.signing import SigningKey
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.store import open_store
 from lgov_core.types import (
     Action,

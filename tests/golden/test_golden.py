@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from golden_cases import otlp_spans, read_cases, request_line
 
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 
 ALL = read_cases()
 #: As many as the acceptance asks for.

@@ -22,7 +22,7 @@ from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
 from tests.confine.conftest import why_not
 
 ROOT = Path(__file__).parents[2]
-LGOV = (sys.executable, "-c", "from lgov_core.cli import main; main()")
+LGOV = (sys.executable, "-c", "from lgov_core.commands import main; main()")
 
 POLICY = "version: 1\nrules:\n  - {name: all, use: allow}\nconfine: {preset: workspace}\n"
 SETTINGS = """\

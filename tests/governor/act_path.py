@@ -52,7 +52,6 @@ LOADED: Final[Mapping[str, str]] = {
     "lgov_core.plugins": "the plug-ins of a governor that has some",
     "lgov_core.policies.options": "checks when a policy is made",
     "lgov_core.policies.pins": "checks when a policy is made",
-    "lgov_core._util.file_kind": "kinds of SQLite files",
     "lgov_core._util.sqlite_file": "opens SQLite files",
     "lgov_core.audit.reading": "opens and reads the record",
     "lgov_core.audit.redaction": "takes out what `redact` names",

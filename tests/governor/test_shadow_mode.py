@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from lgov_core import Action, AuditLog, Governor, Point, RolloutScope, load_policy_file
 from lgov_core.audit import default_key_path, make_key, verify
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.scope import enter_scope
 from lgov_core.store import open_store
 from lgov_core.trace.sink import StoreSink

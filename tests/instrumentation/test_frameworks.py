@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.instrumentation.framework import MODES, SHAPES, Adapter, Gap, Surface
 from lgov_core.process.report import near_gaps
 from lgov_core.types import Point

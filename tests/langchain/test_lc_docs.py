@@ -107,7 +107,7 @@ def test_the_example_without_lgov_does_the_damage(tmp_path: Path) -> None:
 
 
 def test_the_example_by_no_line(tmp_path: Path) -> None:
-    command = ["-m", "lgov_core.cli", "run", "--", "python", str(FOLDER / "main.py")]
+    command = ["-m", "lgov_core", "run", "--", "python", str(FOLDER / "main.py")]
     out = run_example(*command, folder=tmp_path)
     assert "rows in orders now: 5" in out
     assert "invoices.txt" in out

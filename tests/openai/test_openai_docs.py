@@ -20,7 +20,7 @@ from tests.cells import asks, says
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "04_plain_openai"
-LGOV = (sys.executable, "-c", "from lgov_core.cli import main; main()")
+LGOV = (sys.executable, "-c", "from lgov_core.commands import main; main()")
 POLICY = """
 version: 1
 name: docs

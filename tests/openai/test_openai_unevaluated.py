@@ -62,7 +62,7 @@ class Way:
 def run(folder: Path, certificate: Path, *options: str) -> tuple[list[Way], dict[str, Any]]:
     """What became of each way, and the closing report."""
     (folder / "policy.yaml").write_text("version: 1\nrules: [{name: fine, use: allow}]\n")
-    command = [sys.executable, "-m", "lgov_core.cli", "run", "--policy", str(folder / "policy.yaml"), "--json"]
+    command = [sys.executable, "-m", "lgov_core", "run", "--policy", str(folder / "policy.yaml"), "--json"]
     command += ["--audit", str(folder / "audit.db"), *options, "--", "python", str(PROGRAM), str(certificate)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     report = [json.loads(line)["report"] for line in done.stderr.splitlines() if line.startswith('{"report"')]

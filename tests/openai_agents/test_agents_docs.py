@@ -20,7 +20,7 @@ from lgov_openai_agents import uninstrument
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "03_openai_agents"
-LGOV = (sys.executable, "-c", "from lgov_core.cli import main; main()")
+LGOV = (sys.executable, "-c", "from lgov_core.commands import main; main()")
 POLICY = """
 version: 1
 name: docs

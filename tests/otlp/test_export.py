@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.errors import TraceError
 from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import TracesRoute

@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import StatusCode
 
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import TracesRoute
 from lgov_core.gateway.server import EndpointServer

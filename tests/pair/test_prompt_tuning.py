@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.errors import TrainError
 from lgov_core.server.prompt import ChatCritic, between
 from lgov_core.store import open_store

@@ -12,7 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.models import LanguageModel, load_model
 from lgov_core.store import open_store
 from lgov_core.train.algorithms.supervised import choose, imitation_rows, mean_loss

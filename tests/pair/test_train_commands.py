@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lgov_core import Client
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.errors import ClientError, LgovError, TrainError
 from lgov_core.models import load_model
 from lgov_core.server.local import serving
@@ -34,7 +34,7 @@ from tests.pair.conftest import ENVIRONMENT, settings
 from tests.slow import slow
 
 SERVER = (sys.executable, "-m", "lgov_core.server")
-LGOV = (sys.executable, "-m", "lgov_core.cli")
+LGOV = (sys.executable, "-m", "lgov_core")
 CONFIG = """\
 model: {max_new_tokens: 4}
 training: {batch_size: 2, group_size: 2, steps: 3, epochs: 20, learning_rate: 0.005, kl_coef: 0.0}

@@ -80,7 +80,7 @@ def run(asked: dict[str, Any]) -> None:
     module, *arguments = asked["argv"]
     sys.argv = [module, *arguments]
     if module == "lgov":
-        from lgov_core.cli import main
+        from lgov_core.commands import main
 
         main()
     elif module == "python":  # a program

@@ -18,7 +18,7 @@ import pytest
 from approval_helpers import governor, pay
 from click.testing import CliRunner
 
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.errors import PolicyError
 from lgov_core.policies import ApprovalPolicy, ApprovalRequest, ApprovalRequests
 from lgov_core.reward import AirPlugin

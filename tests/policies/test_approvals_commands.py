@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lgov_core import Action, Governor, Point
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.policies import load_policy_file
 
 Run = Callable[..., Result]

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from cost_helpers import BOUND, PRICES, after, before, governor, refused, tool
 
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.errors import PolicyError, PolicyFileError
 from lgov_core.policies import (
     CostControlPolicy,

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lgov_core import Action, AuditLog, Decision, Effect, Governor, Point, PolicySet, RolloutScope, ToolOutcome
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.policies import ConstantPolicy, Rule, load_policy_file
 from lgov_core.scope import enter_scope
 from lgov_core.store import open_store

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.errors import StoreError
 from lgov_core.settings import load_settings, without_password
 from lgov_core.store import open_store

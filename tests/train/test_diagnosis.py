@@ -16,7 +16,7 @@ from run_folders import PEEK, Rolled, RunFolder, sql
 
 pytest.importorskip("pyarrow", reason='needs the extra "train"')
 
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.store import open_store
 from lgov_core.train.diagnosis import RunFinding, examine
 from lgov_core.train.sections import RuntimeSection, TrainingSection

@@ -28,7 +28,7 @@ from lgov_core.audit.lineage import (  # noqa: E402  # noqa: E402
     read_attestation,
     tensors_sha256,
 )
-from lgov_core.cli import cli  # noqa: E402
+from lgov_core.commands import cli  # noqa: E402
 from lgov_core.errors import AuditError  # noqa: E402
 from lgov_core.train.loop.lineage import (  # noqa: E402
     Facts,

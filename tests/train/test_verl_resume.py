@@ -32,7 +32,7 @@ from lgov_core.audit.lineage import (  # noqa: E402
     read_lineage,
     tensors_sha256,
 )
-from lgov_core.cli import cli  # noqa: E402
+from lgov_core.commands import cli  # noqa: E402
 from lgov_core.errors import TrainError  # noqa: E402
 from lgov_core.integrations.verl.checkpoints import (  # noqa: E402
     Steps,

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from lgov_core import Effect, GovernedRunner, KernelSpace
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.policies import ConstantPolicy
 from lgov_core.store import open_store
 from lgov_core.trace import semconv

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.trace import semconv
 from lgov_core.types import CapturedCall, Outcome, Reward, Rollout, Span

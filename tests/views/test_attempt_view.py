@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from lgov_core.errors import StoreError
 from lgov_core.governor import Governor
 from lgov_core.policies import PolicySet, SQLPolicy

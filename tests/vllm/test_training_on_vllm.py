@@ -46,7 +46,7 @@ def train(
     config.write_text(re.sub("|".join(values), lambda found: values[found[0]], CONFIG))
     tasks.write_text("".join(json.dumps({"question": one}) + "\n" for one in TASKS))
     command = [
-        sys.executable, "-m", "lgov_core.cli", "train", str(config), "--engine", "vllm", "--set", f"vllm.python={PYTHON}",
+        sys.executable, "-m", "lgov_core", "train", str(config), "--engine", "vllm", "--set", f"vllm.python={PYTHON}",
         "--agent", f"{Path(__file__).with_name('yes_agent.py')}:{agent}", "--tasks", str(tasks),
         "--folder", str(folder / "run"), "--json", *more,
     ]  # fmt: skip
@@ -149,7 +149,7 @@ def test_a_training_that_is_killed_leaves_no_vllm_and_resumes_with_its_weights(t
 def test_the_langchain_example_learns(tmp_path: Path) -> None:
     example = ROOT / "examples" / "09_langchain_on_vllm"
     command = [
-        sys.executable, "-m", "lgov_core.cli", "train", "config.yaml", "--engine", "vllm", "--set", f"vllm.python={PYTHON}",
+        sys.executable, "-m", "lgov_core", "train", "config.yaml", "--engine", "vllm", "--set", f"vllm.python={PYTHON}",
         "--agent", "main.py:agent", "--steps", "4", "--folder", str(tmp_path / "run"), "--json",
     ]  # fmt: skip
     report = json.loads(subprocess.run(command, cwd=example, stdout=subprocess.PIPE, check=True).stdout)

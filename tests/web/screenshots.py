@@ -46,7 +46,15 @@ def main(arguments: list[str]) -> None:
 
 def demo(folder: Path) -> Path:
     subprocess.run(
-        [sys.executable, "-c", "from lgov_core.cli import main; main()", "demo", "--quick", "--folder", str(folder)],
+        [
+            sys.executable,
+            "-c",
+            "from lgov_core.commands import main; main()",
+            "demo",
+            "--quick",
+            "--folder",
+            str(folder),
+        ],
         check=True,
     )
     return next(folder.glob("seed*-governed"))

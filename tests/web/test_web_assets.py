@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from lgov_core.cli import cli
+from lgov_core.commands import cli
 from tests.peers import ROOT
 
 STATIC: Final = ROOT / "lgov_core" / "views" / "web" / "static"

@@ -94,7 +94,7 @@ def test_ctrl_c_ends_the_window_quietly_while_a_page_waits_for_changes(tmp_path:
     command = [
         sys.executable,
         "-c",
-        "from lgov_core.cli import main; main()",
+        "from lgov_core.commands import main; main()",
         "view",
         "run",
         "--port",

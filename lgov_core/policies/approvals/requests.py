@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
-from lgov_core._util.file_kind import FileKind
 from lgov_core._util.json_text import canonical_json
+from lgov_core._util.sqlite_file import FileKind
 from lgov_core.errors import PolicyError
 from lgov_core.governor.options import positive_integer, positive_number, string_tuple
 from lgov_core.policies.budgets.counting import now_of

@@ -19,8 +19,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from lgov_core._util.file_kind import FileKind, file_identity, require_same_file
-from lgov_core._util.sqlite_file import describe, open_sqlite
+from lgov_core._util.sqlite_file import FileKind, describe, file_identity, open_sqlite, require_same_file
 from lgov_core.errors import PolicyError
 from lgov_core.policies.budgets.counting import SharedState
 

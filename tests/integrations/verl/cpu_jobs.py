@@ -72,7 +72,7 @@ def write_config(folder: Path, *, training: Mapping[str, Any], server: str, **mo
 def command(folder: Path, *more: str, run: str = "run") -> list[str]:
     """What users write."""
     return [
-        *(sys.executable, "-m", "lgov_core.cli", "train", str(folder / "config.yaml"), "--backend", "verl"),
+        *(sys.executable, "-m", "lgov_core", "train", str(folder / "config.yaml"), "--backend", "verl"),
         *("--agent", f"{HERE / 'drawers.py'}:fetch", "--tasks", str(folder / "tasks.jsonl")),
         *("--folder", str(folder / run), "--json", *more),
     ]
@@ -101,7 +101,7 @@ def lgov(folder: Path, *arguments: str) -> str:
     """What a command of lgov's prints, run in ``folder``."""
     environment = {**os.environ, "XDG_CONFIG_HOME": str(folder / "config")}
     done = subprocess.run(
-        [sys.executable, "-m", "lgov_core.cli", *arguments],
+        [sys.executable, "-m", "lgov_core", *arguments],
         check=True, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     return done.stdout
