@@ -35,7 +35,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**RESPONSES, "input": []}, "'input'"),
         ({**RESPONSES, "input": [3]}, "input[0] must be an object"),
         (item(role="judge", content="x"), "input[0] has the role 'judge'"),
-        (item(role="user", content=[{"type": "input_file", "file_id": "f"}]), "input[0].content[0]"),
         (item(role="user", content=[{"type": "input_image", "file_id": "f"}]), "input[0].content[0]"),
         (item(type="function_call", name="f"), "input[0] is a function call without"),
         (item(type="function_call_output", output="x"), "input[0] is a function's output without"),

@@ -201,7 +201,7 @@ async def test_a_cancelled_call_leaves_its_batch() -> None:
 async def test_the_context_is_never_left() -> None:
     model = tiny()
     async with running_engine(model, max_new_tokens=1000) as engine:
-        with pytest.raises(EndpointError, match=r"the prompt has \d+ tokens.*holds 256") as caught:
+        with pytest.raises(EndpointError, match=r"context length is 256 tokens.*resulted in \d+ tokens") as caught:
             await engine.chat(ask("x" * 300))
         assert caught.value.status == 400
         seeds = iter(range(50))
