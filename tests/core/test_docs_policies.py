@@ -22,7 +22,7 @@ TESTED = {name: text for name, text in SECTIONS.items() if "```yaml" in text}
 def test_the_file_judges_its_cases_as_they_say(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ((policies,), (cases,)) = (
-        re.findall(rf"^```{kind}\n(.*?)^```", TESTED[name], re.M | re.S) for kind in ("yaml", "jsonl")
+        re.findall(rf"^```{kind}\n(.*?)^```", TESTED[name], re.M | re.S)[:1] for kind in ("yaml", "jsonl")
     )
     (tmp_path / "policy.yaml").write_text(policies)
     (tmp_path / "cases.jsonl").write_text(cases)
