@@ -24,8 +24,7 @@ from typing import Any
 import lgov_core
 from lgov_core.errors import InstrumentationError
 from lgov_core.governance import DEFAULT_AUDIT
-from lgov_core.process.children import VARIABLE
-from lgov_core.process.governed import append_report
+from lgov_core.process.children import VARIABLE, report_begin
 
 TIMED_OUT = 124  # the exit code of ``timeout``
 MAX_RESULT, MAX_FILE = 1_000_000, 1 << 28  # in bytes
@@ -146,7 +145,7 @@ def launch() -> None:
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "HOME", "TMPDIR")}
         os.execve(sys.executable, [sys.executable, "-"], kept)
     if arguments["reports"]:  # of lgov run: the kernel holds this child
-        append_report(Path(arguments["reports"]), {"began": "program", "pid": os.getpid(), "parent": os.getppid()})
+        report_begin(Path(arguments["reports"]), os.getppid())
     if placed.refused is not None:
         os.close(placed.refused)  # refused system calls are answered by the kernel itself
     placed.release()

@@ -200,6 +200,11 @@ def _unanswered(
     return sum(start.needs > 0 for starts in waiting.values() for start in starts)
 
 
+def report_begin(reports: Path, starter: int, kind: str = "program") -> None:
+    """Says that this process is a Python that is governed, or held in a box; ``starter`` is the process that started it."""
+    append_report(reports, {"began": kind, "pid": os.getpid(), "lineage": _lineage(), "starter": starter})
+
+
 def _lineage() -> list[tuple[int, str]]:
     """Returns this process and its ancestors, as far as the system says: the id and the last word of the command of each.
 
@@ -367,8 +372,9 @@ class _Child:
         FrameworkGuard(installed_adapters(self.manager), self.governor, _refuse).install()
         spawned = any(word.startswith("from multiprocessing.") for word in sys.orig_argv)
         starter = os.environ.get(_STARTER, "")
-        began = {"began": "multiprocessing" if spawned else "program", "pid": self.pid, "lineage": _lineage()}
-        append_report(self.reports, {**began, "starter": int(starter) if starter.isdecimal() else 0})
+        report_begin(
+            self.reports, int(starter) if starter.isdecimal() else 0, "multiprocessing" if spawned else "program"
+        )
         _sign()
         os.register_at_fork(after_in_child=_sign)
         watch_children(self.reports)

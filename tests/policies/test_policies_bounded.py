@@ -112,6 +112,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         }
     },
     "approval": {"tools": ["pay"]},
+    "box": {},
     "cost": {"max_cost_usd": 1.0},
     "egress": {"argument": ["command", "text"], "domains": ["*.example.org"], "resolve": False},
     "loop": {"max_repeats": 3},
@@ -140,6 +141,12 @@ def texts(use: str) -> Iterator[tuple[str, str]]:
         yield name, text[:SIZE]
 
 
+def _seconds(policy: Any, action: Action) -> float:
+    start = time.process_time()
+    policy.judge(action)
+    return time.process_time() - start
+
+
 def measure(use: str) -> list[str]:
     """The texts that take one policy too long or too much memory; in a process of its own, whose peak is its alone."""
     policy = BUILTIN_POLICIES[use](**OPTIONS[use], name="p")
@@ -154,9 +161,10 @@ def measure(use: str) -> list[str]:
     for name, text in texts(use):
         seconds = 0.0
         for action in (replace(actions[0], arguments={"command": text}), replace(actions[1], text=text)):
-            start = time.process_time()
-            policy.judge(action)
-            seconds = max(seconds, time.process_time() - start)
+            took = _seconds(policy, action)
+            if took > SECONDS:  # the machine may have been busy; a new policy, for one remembers what it has judged
+                took = min(took, _seconds(BUILTIN_POLICIES[use](**OPTIONS[use], name="p"), action))
+            seconds = max(seconds, took)
         now = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         if seconds > SECONDS or (now > peak and now - before > MEGABYTES * 1024):
             wrong.append(f"{name}: {seconds:.2f} s, {(now - before) // 1024} MB")

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final, cast
 
 #: Characters that show nothing: soft hyphen, joiners, direction marks, variation selectors, tags.
@@ -232,7 +232,11 @@ def _garbled_words(text: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _character(match: re.Match[str]) -> str:
-    escape = match.group()
+    return _unescaped(match.group())
+
+
+@lru_cache(1024)
+def _unescaped(escape: str) -> str:
     if escape.startswith("&"):
         return html.unescape(escape if escape.endswith(";") else f"{escape};")
     digits = escape.lstrip("%\\+uUx").strip("{}")
