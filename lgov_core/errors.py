@@ -146,6 +146,16 @@ class StoreError(LgovError):
     code = "store"
 
 
+class AttemptEnded(StoreError):
+    """A model call was answered after its attempt had ended: it led to nothing that the attempt did."""
+
+    def __init__(self, rollout_id: str, attempt: int | None) -> None:
+        super().__init__(
+            f"attempt {attempt} of rollout {rollout_id} has ended",
+            hint="make calls before the agent returns, and a new client for each rollout: its address names the attempt",
+        )
+
+
 class TraceError(LgovError):
     """Spans cannot be read from a request, or sent to a collector.
 

@@ -38,6 +38,17 @@ def canonical_json(value: Any) -> str:
     return sorted_json(plain_json(value))
 
 
+def finite(value: Any) -> Any:
+    """``value`` with null in place of every number that JSON has no form for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in cast("list[Any]", value)]
+    return value
+
+
 def fingerprint(value: Any) -> str:
     """SHA-256 of `canonical_json` in hex. Raises `NotCanonical`."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()

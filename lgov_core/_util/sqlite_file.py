@@ -82,13 +82,19 @@ def is_database(path: Path) -> bool:
 
 
 def open_sqlite(
-    kind: FileKind, path: Path, *, busy_timeout_s: float, expected: tuple[int, int] | None = None
+    kind: FileKind,
+    path: Path,
+    *,
+    busy_timeout_s: float,
+    expected: tuple[int, int] | None = None,
+    only_look: bool = False,
 ) -> sqlite3.Connection:
     """A connection in autocommit mode to the file at ``path``, which is created when it does not exist.
 
     With ``expected`` (from `file_identity`) it must still be the same file. A file of an older version that
-    ``kind`` knows how to migrate is migrated, whole or not at all. Another process that is busy with the file is waited
-    for, ``busy_timeout_s`` seconds at most. The connection may be handed from thread to thread.
+    ``kind`` knows how to migrate is migrated, whole or not at all. With ``only_look`` a file that may not be written is
+    opened for reading: not one of an older version, nor one whose log is not finished. Another process that is busy with the
+    file is waited for, ``busy_timeout_s`` seconds at most. The connection may be handed from thread to thread.
     Raises ``kind.error`` when the file cannot be opened, is something else, or was written by a newer lgov.
     """
     connection: sqlite3.Connection | None = None
@@ -97,14 +103,21 @@ def open_sqlite(
             _make_private_file(kind, path)
         else:
             require_same_file(kind, path, expected)
+        reads_only = only_look and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK))
         connection = sqlite3.connect(
-            f"file:{quote(str(path.absolute()))}?mode=rw",
+            f"file:{quote(str(path.absolute()))}?mode={'ro' if reads_only else 'rw'}{_immutable(path) if reads_only else ''}",
             uri=True,
             timeout=busy_timeout_s,
             isolation_level=None,
             check_same_thread=False,
         )
-        _prepare(kind, path, connection, busy_timeout_s)
+        if not reads_only:
+            _prepare(kind, path, connection, busy_timeout_s)
+        elif _version(kind, path, connection) < kind.version:
+            raise kind.error(
+                f"{kind.what} {path} is of an older format, and cannot be changed where it is",
+                hint="copy it with the files beside it to a place where this user may write",
+            )
     except (sqlite3.Error, OSError) as error:
         if connection is not None:
             connection.close()
@@ -114,6 +127,12 @@ def open_sqlite(
             connection.close()
         raise
     return connection
+
+
+def _immutable(path: Path) -> str:
+    """For a file whose log is finished: nothing is written beside it, not even to read it."""
+    log = path.with_name(f"{path.name}-wal")
+    return "" if log.exists() and log.stat().st_size else "&immutable=1"
 
 
 def open_in_memory(kind: FileKind) -> sqlite3.Connection:

@@ -7,15 +7,19 @@ import contextlib
 import errno
 import inspect
 import logging
-import math
 import os
 import sqlite3
+import subprocess
+import sys
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
+from urllib.parse import urlsplit
 
+import lgov_core
 from lgov_core.air import AirPlugin, RuleSet
 from lgov_core.client.tasks import Resource, Task
 from lgov_core.client.wire import Assignment, Report
@@ -28,6 +32,7 @@ from lgov_core.plugins import register
 from lgov_core.scope import RolloutScope, carry_into_threads
 from lgov_core.trace.sink import StoreSink
 from lgov_core.types import Outcome, Point, Reward, Severity, Span
+from lgov_core.types.records import MOST_REWARD
 
 _LOCK = threading.Lock()
 #: By name: what the variable was before the first block, and the values of the open blocks, oldest first.
@@ -64,19 +69,18 @@ def environment_variable(name: str, value: str) -> Generator[None]:
 #: The error of an attempt in which acts were denied by a failure, not by the policy.
 DENIED_BY_FAILURE: Final = "a policy or the audit record failed, so acts were denied that the policy may allow"
 
-#: Exception classes (by package and name, for no framework may be imported here) that speak of the endpoint or of the
-#: way to it, not of what the agent asked.
-_INFRASTRUCTURE = {
-    (package, name)
-    for package in ("openai", "anthropic")
-    for name in (
-        "APIConnectionError",
-        "APITimeoutError",
-        "AuthenticationError",
-        "InternalServerError",
-        "PermissionDeniedError",
-        "RateLimitError",
-    )
+#: What clients derive their errors of connections and of waiting from, and what a model's client raises for its key; by
+#: package and name, for no client may be imported here.
+_CLIENT_ERRORS = {
+    ("httpx", "TransportError"),
+    ("aiohttp", "ClientConnectionError"),
+    ("requests", "ConnectionError"),
+    ("requests", "Timeout"),
+    *(
+        (package, name)
+        for package in ("openai", "anthropic")
+        for name in ("APIConnectionError", "AuthenticationError", "PermissionDeniedError")
+    ),
 }
 
 #: What the operating system says when it has run out of something, or has lost a device or a network. A missing file
@@ -99,33 +103,26 @@ _EXHAUSTED = {
 _SQLITE_EXHAUSTED = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM}
 
 
-def is_infrastructure(error: BaseException) -> bool:
-    """True if ``error``, or what caused it, speaks of the machines (connection, memory, disk) rather than of the agent.
-
-    Follows ``raise ... from`` and exceptions that were raised while another was handled (unless ``from None``).
-    """
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        if _speaks_of_machines(current):
-            return True
-        hidden = current.__suppress_context__ and current.__cause__ is None
-        current = None if hidden else current.__cause__ or current.__context__
-    return False
-
-
-def outcome_of(error: Exception) -> tuple[Outcome, str]:
+def outcome_of(error: BaseException) -> tuple[Outcome, str]:
     """The outcome of an attempt whose agent raised ``error``, and its text.
 
-    A timeout that a tool raised says nothing about the agent either, but is an outcome of its own.
+    ``infrastructure`` if it, or what caused it, speaks of the machines (connection, memory, disk) rather than of the agent;
+    ``timeout`` if a tool's time was over, which says nothing about the agent either. Follows causes and what was being
+    handled, also behind ``from None``.
     """
     if isinstance(error, PolicyDenied):
         return Outcome.BLOCKED, str(error)
     text = f"{type(error).__name__}: {error}"
-    if isinstance(error, TimeoutError):
-        return Outcome.TIMEOUT, text
-    return Outcome.INFRASTRUCTURE if is_infrastructure(error) else Outcome.FAILED, text
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        if isinstance(current, TimeoutError | subprocess.TimeoutExpired):
+            return Outcome.TIMEOUT, text
+        if _speaks_of_machines(current):
+            return Outcome.INFRASTRUCTURE, text
+        current = current.__cause__ or current.__context__
+    return Outcome.FAILED, text
 
 
 def _speaks_of_machines(error: BaseException) -> bool:
@@ -135,7 +132,19 @@ def _speaks_of_machines(error: BaseException) -> bool:
         return True
     if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _SQLITE_EXHAUSTED:
         return True
-    return any((kind.__module__.partition(".")[0], kind.__name__) in _INFRASTRUCTURE for kind in type(error).__mro__)
+    status = _status_of(error)
+    if status is not None and (status >= 500 or status in (408, 429)):
+        return True
+    return any((kind.__module__.partition(".")[0], kind.__name__) in _CLIENT_ERRORS for kind in type(error).__mro__)
+
+
+def _status_of(error: BaseException) -> int | None:
+    """The HTTP status that a client's error stands for, by whatever name it has it."""
+    for holder in (getattr(error, "response", None), error):
+        for name in ("status_code", "status", "code"):
+            if isinstance(status := getattr(holder, name, None), int) and 100 <= status < 600:
+                return status
+    return None
 
 
 Agent = Callable[[Resource, Task], Any]
@@ -268,12 +277,21 @@ class AgentRunner:
         carry_into_threads()
         try:
             self._stack.enter_context(environment_variable(ENDPOINT_VARIABLE, endpoint))
+            self._bypass_proxies(endpoint)
             if instrument:
                 self._instrument(required=governed)
         except BaseException:
             self._arms.close()
             self._stack.close()
             raise
+
+    def _bypass_proxies(self, endpoint: str) -> None:
+        """Keeps calls to an endpoint of this machine from the proxies that the environment names."""
+        host = urlsplit(endpoint).hostname
+        if host in ("127.0.0.1", "localhost", "::1"):
+            without = ",".join(filter(None, (os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), host)))
+            for name in ("no_proxy", "NO_PROXY"):
+                self._stack.enter_context(environment_variable(name, without))
 
     def _unregister(self, plugin: object) -> None:
         self.governor.manager.unregister(plugin)
@@ -293,14 +311,14 @@ class AgentRunner:
         self._stack.close()
 
     def run(self, assignment: Assignment) -> Report:
-        """Runs the agent once. Raises only what ends the process: whatever an agent does is an outcome."""
+        """Runs the agent once. Raises nothing: whatever an agent does, `sys.exit` too, is an outcome."""
         with self._lock:
             self._running += 1
         try:
             self._notebook.begin(assignment.key)
             try:
                 report = _reported(self._call_agent(assignment), assignment)
-            except Exception as error:  # noqa: BLE001 - whatever an agent raises is an outcome, recorded
+            except BaseException as error:  # noqa: BLE001 - whatever an agent raises is an outcome, recorded
                 report = _raised(error, assignment)
             return self._with_observations(assignment, report)
         finally:
@@ -385,6 +403,9 @@ def _reported(value: Any, assignment: Assignment) -> Report:
     a reward is counted and not trained on.
     """
     if isinstance(value, Report):
+        if huge := next((reward for reward in value.rewards if _number(reward.value) is None), None):
+            error = _not_a_reward({}, huge.dimension, huge.value)
+            return Report(Outcome.INFRASTRUCTURE, error=error, counts={**value.counts, "bad_reward": 1})
         own = {"rollout_id": assignment.rollout_id, "attempt": assignment.attempt}
         return replace(value, rewards=tuple(replace(reward, **own) for reward in value.rewards), spans=())
     channels: Mapping[Any, Any] = value if isinstance(value, Mapping) else {"task": value}
@@ -409,20 +430,29 @@ def _number(value: Any) -> float | None:
         number = float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= MOST_REWARD else None
 
 
 def _not_a_reward(value: Any, dimension: Any, entry: Any) -> str:
     if value is None:
         return "the agent returned nothing: it must return a number, its reward"
     if isinstance(value, Mapping):
-        return f"the agent returned {dimension!r}: {entry!r:.80}: rewards are finite numbers by name"
-    return f"the agent returned {value!r:.80}, a {type(value).__name__}: a reward is a finite number"
+        return f"the agent returned {dimension!r}: {entry!r:.80}: rewards are numbers up to 1e100 by name"
+    return f"the agent returned {value!r:.80}, a {type(value).__name__}: a reward is a number up to 1e100"
 
 
-def _raised(error: Exception, assignment: Assignment) -> Report:
+def _raised(error: BaseException, assignment: Assignment) -> Report:
     outcome, message = outcome_of(error)
     if outcome is not Outcome.FAILED:
         return Report(outcome, error="the attempt took too long" if message == "TimeoutError: " else message)
     zero = Reward(0.0, "task", assignment.rollout_id, assignment.attempt, source="raised")
-    return Report(Outcome.FAILED, (zero,), error=message, counts={"raised": 1})
+    return Report(Outcome.FAILED, (zero,), error=f"{message}{_place_of(error)}", counts={"raised": 1})
+
+
+def _place_of(error: BaseException) -> str:
+    """The innermost line of the agent's own code that ``error`` passed; nothing where there is none."""
+    installed = (sys.prefix, sys.base_prefix, os.path.dirname(lgov_core.__file__))
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((*installed, "<")):
+            return f" ({os.path.basename(frame.filename)}, line {frame.lineno})"
+    return ""

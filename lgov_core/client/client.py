@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 import threading
@@ -57,10 +58,9 @@ class TrainResult:
     def __str__(self) -> str:
         curves, tests = self.curves, self.test_curves
         parts = [counted(self.updates, "update")]
-        if rewards := curves.get("reward"):
-            parts.append(f"training reward {rewards[0]:.3f} -> {rewards[-1]:.3f}")
-        if rewards := tests.get("reward"):
-            parts.append(f"held-out reward {rewards[0]:.3f} -> {rewards[-1]:.3f}")
+        for what, figures in (("training", curves), ("held-out", tests)):
+            if rewards := [reward for reward in figures.get("reward", ()) if math.isfinite(reward)]:
+                parts.append(f"{what} reward {rewards[0]:.3f} -> {rewards[-1]:.3f}")
         return ", ".join(parts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -116,6 +117,8 @@ def train(
                 hint="clients name them: lgov_core.Client",
             )
         ctx.exit(_serve(settings, server, folder, store, resume=resume))
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends as with Ctrl-C
     if server.key_secret_file or server.show_admin_key or server.gpus is not None:
         raise SettingsError("--gpus, --key-secret-file and --show-admin-key are for --serve", hint="add --serve")
     report, text = _train(settings, agent, backend, store, folder, resume=resume, profile=profile)
@@ -187,5 +190,8 @@ def _train(
 
 def _plain(value: Any) -> str:
     if isinstance(value, list):
-        return " ".join(f"{number:.4g}" if isinstance(number, float) else str(number) for number in value)
+        return " ".join(
+            "-" if number != number else f"{number:.4g}" if isinstance(number, float) else str(number)
+            for number in value
+        )
     return ", ".join(f"{key} {item}" for key, item in value.items()) if isinstance(value, Mapping) else str(value)

@@ -32,7 +32,7 @@ from rich.progress import (
 
 from lgov_core import Client
 from lgov_core.air import AirRules, RuleSet, use
-from lgov_core.client.attempts import is_infrastructure
+from lgov_core.client.attempts import outcome_of
 from lgov_core.client.tasks import Resource, Task
 from lgov_core.client.wire import Report
 from lgov_core.demo.company import PROTECTED_TABLES, Question, Split, build_company, copy_for_rollout, draw_question
@@ -101,10 +101,8 @@ class PayDesk:
         match = _ANSWER.fullmatch(text.strip())
         correct = match is not None and int(match.group(1)) == expected
         outcome = Outcome.SUCCEEDED if correct else Outcome.FAILED
-        if error is not None and is_infrastructure(error):
-            outcome = Outcome.INFRASTRUCTURE
-        elif isinstance(error, TimeoutError):
-            outcome = Outcome.TIMEOUT
+        if error is not None and not (raised := outcome_of(error)[0]).trainable:
+            outcome = raised
         reward = Reward(1.0 if correct else 0.0, "task", source="result rows")
         return Report(
             outcome,

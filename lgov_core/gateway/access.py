@@ -316,7 +316,8 @@ def _agree(what: str, in_path: str | None, in_header: str | None, in_key: str | 
         raise EndpointError(f"the path says {what} {in_path!r} and the header says {in_header!r}")
     claimed = in_header if in_path is None else in_path
     if claimed is not None and in_key is not None and claimed != in_key:
-        raise EndpointError(f"the key is for {what} {in_key!r}, not for {claimed!r}", status=403)
+        hint = "make a client for each rollout: one that was kept from another has the address of that"
+        raise EndpointError(f"the key is for {what} {in_key!r}, not for {claimed!r}", status=403, hint=hint)
     return in_key if claimed is None else claimed
 
 
@@ -374,6 +375,8 @@ class Guard:
         named = scope["path_params"].get("rollout_id")
         if named is not None and grant.rollout_id not in (None, named):
             raise EndpointError(f"the key is for rollout {grant.rollout_id!r}, not for {named!r}", status=403)
+        if grant.attempt is not None:
+            _CALLER.set(Attribution(grant.rollout_id, grant.attempt))
         return grant
 
     async def _serve(self, route: RuledRoute, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import EndpointError, LgovError
-from lgov_core.gateway.access import Access, RuledRoute, attribute, grant_of
+from lgov_core.gateway.access import Access, RuledRoute, attribute, caller, grant_of
 from lgov_core.gateway.capture import (
     Capture,
     ReceivedCall,
@@ -104,7 +104,10 @@ class ApiRoutes:
 
     def _who(self, request: Request, *, allow_unattributed: bool) -> Attribution:
         grant = grant_of(request.scope)
-        return attribute(request.headers, request.path_params, grant, allow_unattributed=allow_unattributed)
+        who = attribute(request.headers, request.path_params, grant, allow_unattributed=allow_unattributed)
+        if grant.attempt is not None:  # the address is that of one attempt
+            self._capture.refuse_ended(who)
+        return who
 
     async def _read(self, request: Request) -> tuple[Attribution, Mapping[str, Any], Engine]:
         who = self._who(request, allow_unattributed=self._allow_unattributed)
@@ -330,6 +333,7 @@ class ApiRoutes:
         """
         self._capture.counters.failed += 1
         status = error.status if isinstance(error, EndpointError) else 500
+        self._capture.note_failure(caller(), status, error)
         if isinstance(error, UpstreamRejection):
             if error.route == api.route or api is not MESSAGES:
                 headers = {**error.headers, "content-type": error.content_type}

@@ -332,7 +332,8 @@ def create_app(
     client gets the end of the reply; None records nothing. ``gate`` judges requests and replies.
     ``allow_unattributed=False`` refuses calls that name no rollout. Every request passes `Door`, whatever serves the
     application. Engines are started and closed with the application,
-    the store is left open. ``app.state.counters`` are the `Counters`, ``app.state.endpoint`` the `EndpointState`.
+    the store is left open. ``app.state.counters`` are the `Counters`, ``app.state.endpoint`` the `EndpointState`,
+    ``app.state.failures`` says by rollout and attempt how its last call failed by the machines.
     Raises `EndpointError` for no engines, or two that answer to one name.
     """
     _check_names(engines)
@@ -371,7 +372,7 @@ def create_app(
     sources = [getattr(engine, "readings", None) for engine in engines]
     for source in (*filter(None, sources), partial(_of_capture, capture, store), traces.readings):
         metrics.add_source(source)
-    app.state.counters = capture.counters
+    app.state.counters, app.state.failures = capture.counters, capture.failures
     app.state.endpoint = EndpointState(keys, admission, metrics, limits, guard.bodies)
     return app
 

@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Final, cast
 
-from lgov_core.errors import EndpointError, LgovError, StoreError, UpstreamError
+from lgov_core._util.containers import BoundedDict
+from lgov_core.errors import AttemptEnded, EndpointError, LgovError, StoreError, UpstreamError
 from lgov_core.gateway.limits import Admission
-from lgov_core.gateway.protocol import Attribution, Engine
+from lgov_core.gateway.protocol import Attribution, Engine, UpstreamRejection
 from lgov_core.governor import ObservedDecision
 from lgov_core.hookspecs import hookimpl
 from lgov_core.store import TraceStore
@@ -41,9 +42,10 @@ class Counters:
     ``recorded`` calls are in the store; of those, ``without_token_ids`` cannot be trained on, ``unattributed`` belong to no
     rollout, ``cancelled`` were left by their client in mid-stream and ``renamed`` came with an id that the store had
     already. ``cancelled_unrecorded`` were left before there was anything to record; ``unrecorded`` could not be committed,
-    so the client got an error. ``left_out`` counts calls whose model was not offered all that was asked for, ``failed``
-    all requests answered with an error. The tokens are those of the recorded calls, ``commit_s`` the seconds that they waited
-    to be durable, all together.
+    so the client got an error. ``left_out`` counts calls whose model was not offered all that was asked for, ``after_end``
+    those answered after the end of their attempt, which are recorded as of no rollout, ``failed`` all requests answered with
+    an error. The tokens are those of the recorded calls, ``commit_s`` the seconds that they waited to be durable, all
+    together.
     """
 
     recorded: int = 0
@@ -58,6 +60,7 @@ class Counters:
     commit_s: float = 0.0
     renamed: int = 0
     left_out: int = 0
+    after_end: int = 0
 
     def as_dict(self) -> dict[str, float]:
         """Counts by name."""
@@ -88,6 +91,8 @@ class Capture:
 
     def __init__(self, store: TraceStore | None, admission: Admission) -> None:
         self.counters = Counters()
+        #: Of attempts whose last call failed by the machines: how.
+        self.failures: BoundedDict[tuple[str | None, int | None], str] = BoundedDict(10_000)
         self._admission = admission
         self._store = store
         self._named: set[tuple[str, ...]] = set()
@@ -96,7 +101,8 @@ class Capture:
         """Returns once the call is durable, each choice of it a row of its own.
 
         A call whose id the store has already is recorded under a fresh id, and the response,
-        in the record as for the client, keeps the upstream's. Raises `StoreError` when the call cannot be made durable.
+        in the record as for the client, keeps the upstream's. One whose attempt has ended is recorded as of no rollout: it
+        led to nothing that the attempt did. Raises `StoreError` when the call cannot be made durable.
         """
         if self._store is None:
             return
@@ -109,6 +115,10 @@ class Capture:
         try:
             try:
                 await add(calls[0])
+            except AttemptEnded:
+                calls = [_outside(call) for call in calls]
+                await add(calls[0])
+                self.counters.after_end += 1
             except StoreError as error:
                 if _TAKEN not in error.message:
                     raise
@@ -124,6 +134,7 @@ class Capture:
         except Exception as error:
             self.counters.unrecorded += 1
             raise StoreError(f"call {completion.response_id} could not be recorded: {error}") from error
+        self.failures.pop((received.who.rollout_id, received.who.attempt))
         self.counters.recorded += len(calls)
         self.counters.prompt_tokens += completion.prompt_tokens
         self.counters.response_tokens += sum(choice.completion_tokens for choice in completion.choices)
@@ -131,6 +142,22 @@ class Capture:
         for call in calls:
             self.counters.unattributed += call.rollout_id is None
             self.counters.without_token_ids += call.prompt_ids is None or call.response_ids is None
+
+    def refuse_ended(self, who: Attribution) -> None:
+        """Raises `EndpointError` (410) for an attempt that this process has ended."""
+        if (
+            self._store is not None
+            and who.rollout_id is not None
+            and self._store.has_ended(who.rollout_id, who.attempt)
+        ):
+            ended = AttemptEnded(who.rollout_id, who.attempt)
+            raise EndpointError(ended.message, status=410, hint=ended.hint)
+
+    def note_failure(self, who: Attribution, status: int, error: LgovError) -> None:
+        """Keeps that a call failed, if the machines did it: the engine, the upstream, a limit, the record."""
+        denied_upstream = isinstance(error, UpstreamRejection) and status in (401, 403)
+        if who.rollout_id is not None and (status >= 500 or status in (408, 429) or denied_upstream):
+            self.failures.put((who.rollout_id, who.attempt), f"{status} {error.message}")
 
     def note_left_out(self, left_out: tuple[str, ...]) -> None:
         """Counts a call from which that was left out; the log names it the first time."""
@@ -176,6 +203,13 @@ class Capture:
             choice=number,
             route=received.exchange.api.route,
         )
+
+
+def _outside(call: CapturedCall) -> CapturedCall:
+    """A call of no rollout, which says of which it would have been."""
+    would_be = {"rollout_id": call.rollout_id, "attempt": call.attempt}
+    response = {**call.response, "lgov": {**(call.response.get("lgov") or {}), "after_end_of": would_be}}
+    return replace(call, rollout_id=None, attempt=None, response=response)
 
 
 _LOG = logging.getLogger("lgov.gateway")

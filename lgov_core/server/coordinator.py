@@ -6,6 +6,7 @@ given.
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 import threading
@@ -13,18 +14,19 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import lgov_core
 from lgov_core._util.containers import BoundedDict
 from lgov_core._util.files import atomic_write
 from lgov_core.client.tasks import read_tasks
 from lgov_core.client.wire import PROTOCOL, Assignment, Report
-from lgov_core.errors import EndpointError, RewardError, StoreError
+from lgov_core.errors import EndpointError, RewardError, StoreError, TaskError
 from lgov_core.gateway.access import KeyRing
 from lgov_core.server.run_state import RunState
 from lgov_core.store import QueueEntry, RolloutConfig, RolloutQueue, RolloutState
 from lgov_core.types import Attempt, Outcome, Rollout
+from lgov_core.types.records import MOST_REWARD
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -74,6 +76,18 @@ class KeyInPath:
             headers.append((b"authorization", b"Bearer " + key.encode("latin-1", "replace")))
             scope = {**scope, "path": path, "raw_path": path.encode(), "headers": headers}
         await self._app(scope, receive, send)
+
+
+#: How the last call of an attempt failed by the machines, by rollout and attempt: what the endpoint saw.
+Failures: TypeAlias = BoundedDict[tuple[str | None, int | None], str]
+
+
+def with_failure(report: Report, failure: str | None) -> Report:
+    """``report``, or one of the machines where the agent raised after its last call had failed by them, whatever it raised."""
+    if failure is None or not report.counts.get("raised"):
+        return report
+    error = f"{report.error} (after its last model call failed: {failure})"
+    return replace(report, outcome=Outcome.INFRASTRUCTURE, rewards=(), error=error)
 
 
 #: Seconds between two polls of the queue when no attempt is reported.
@@ -227,6 +241,27 @@ class Tasks:
             self._tasks = uploaded
 
 
+def take_further_tasks(
+    folder: Path, train: Sequence[Mapping[str, Any]], test: Sequence[Mapping[str, Any]] | None
+) -> None:
+    """Takes the tasks of a training that is resumed in ``folder``: those that it has, and more to train on behind them.
+
+    Raises `TaskError`, by which task contradicts it.
+    """
+    for split, tasks in (("train", train), ("test", test)):
+        path = folder / "data" / f"{split}.jsonl"
+        before = read_tasks(path) if path.exists() and path.stat().st_size else []
+        if tasks is None or not before:
+            continue
+        pairs = itertools.zip_longest(before, tasks if split == "test" else tasks[: len(before)])
+        if (differs := next((at for at, (old, new) in enumerate(pairs, 1) if old != new), None)) is not None:
+            raise TaskError(
+                f"the training in {folder} has another task {differs} in its {split} tasks",
+                hint="give the tasks that it began with; more to train on may follow them; or choose another --folder",
+            )
+        atomic_write(path, "".join(json.dumps(task) + "\n" for task in tasks).encode())
+
+
 class Coordinator:
     """Does what the routes are asked for. All methods block and may be called from any thread; raises `EndpointError`.
 
@@ -256,6 +291,8 @@ class Coordinator:
         self._last_seen: dict[str, float] = {}
         self._claiming = threading.Lock()
         self._gone: BoundedDict[str, bool] = BoundedDict(_MOST_GONE)
+        #: Those of the endpoint, once there is one.
+        self.failures: Failures = BoundedDict(1)
 
     # ------------------------------------------------------------------ for the loop
 
@@ -360,9 +397,14 @@ class Coordinator:
 
         With ``first_hand`` its spans are kept as what happened: the program that runs this server saw it.
         """
+        report = with_failure(report, self.failures.get((rollout_id, attempt)))
         for reward in report.rewards:
             if (reward.rollout_id or rollout_id, reward.attempt or attempt) != (rollout_id, attempt):
                 raise EndpointError(f"reward {reward.reward_id} is of another attempt", status=422)
+            if not abs(reward.value) <= MOST_REWARD:  # not a number, either
+                raise EndpointError(
+                    f"reward {reward.reward_id} is {reward.value}; {MOST_REWARD:g} is the most", status=422
+                )
         spans = [
             replace(span, claimed=not first_hand)
             for span in report.spans

@@ -16,16 +16,18 @@ from lgov_core.client.attempts import Agent, AgentRunner
 from lgov_core.client.tasks import load_agent, read_tasks
 from lgov_core.client.wire import Assignment, Report
 from lgov_core.client.workers import ThreadWorkers
+from lgov_core.errors import counted
 from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.protocol import Engine
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.server.command import ENDING, interrupted
-from lgov_core.server.coordinator import KeyInPath, model_path
+from lgov_core.server.coordinator import Failures, KeyInPath, model_path, take_further_tasks, with_failure
 from lgov_core.server.recipe import agent_name_of, client_options, task_file
 from lgov_core.server.training import ServerOptions, TrainingServer
 from lgov_core.store import TraceStore, open_store
 from lgov_core.train.algorithms.algorithms import Algorithm, TrainingJob
+from lgov_core.train.loop.run_files import read_metrics
 from lgov_core.train.settings import TrainSettings
 from lgov_core.types import Rollout
 
@@ -46,10 +48,18 @@ class LocalRollouts:
     """
 
     def __init__(
-        self, store: TraceStore, runner: AgentRunner, plan: RolloutPlan, model: str, url: str, keys: KeyRing
+        self,
+        store: TraceStore,
+        runner: AgentRunner,
+        plan: RolloutPlan,
+        model: str,
+        url: str,
+        keys: KeyRing,
+        failures: Failures,
     ) -> None:
         self.store = store
         self._runner, self._plan, self._model, self._url, self._keys = runner, plan, model, url, keys
+        self._failures = failures
 
     def run(
         self, rollouts: Sequence[Rollout], result: Mapping[str, Any] | None = None
@@ -74,6 +84,7 @@ class LocalRollouts:
                 assignment, report = ended.get()
                 running -= 1
                 rollout, attempt = by_id[assignment.rollout_id], assignment.attempt
+                report = with_failure(report, self._failures.get(assignment.key))
                 if report.spans:
                     self.store.add_spans(report.spans)
                 self.store.finish_attempt(
@@ -108,7 +119,7 @@ def open_rollouts(
         app = create_app([engine], store, keys=keys)
         server = opened.enter_context(EndpointServer(cast("Any", KeyInPath(app))))
         runner = opened.enter_context(contextlib.closing(open_runner(server.url)))
-        yield LocalRollouts(store, runner, plan, model, server.url, keys)
+        yield LocalRollouts(store, runner, plan, model, server.url, keys, app.state.failures)
 
 
 def run_local(job: TrainingJob) -> Mapping[str, Any]:
@@ -119,14 +130,21 @@ def run_local(job: TrainingJob) -> Mapping[str, Any]:
     settings = job.settings
     name = agent_name_of(job)
     if settings.data.train is not None or not job.resume:
-        read_tasks(task_file(job))  # before anything heavy is loaded: a broken line is reported at once
+        tasks = read_tasks(task_file(job))  # before anything heavy is loaded: a broken line is reported at once
+        if job.resume:
+            test = None if settings.data.test is None else read_tasks(settings.data.test)
+            take_further_tasks(job.folder, tasks, test)
     agent = load_agent(name)
     job.say(f"loading {settings.model.name or 'the model'}; everything goes to {job.folder}")
     server: TrainingServer | None = None
     try:
-        options = ServerOptions(store=job.traces, mounted=job.mounted)
+        options = ServerOptions(store=job.traces, mounted=job.mounted, extends=True)
         with serving(settings, job.folder, options=options, resume=job.resume) as server:
-            result = _trained(job, agent, server)
+            if server.is_complete:
+                job.say(f"nothing left to do: {server.updates} of {counted(server.updates, 'update')}")
+                result = TrainResult("", read_metrics(job.folder / "metrics.jsonl"))
+            else:
+                result = _trained(job, agent, server)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(interrupted(job.folder, None if server is None else server.updates)) from None
     return {
@@ -144,7 +162,7 @@ def _trained(job: TrainingJob, agent: Agent, server: TrainingServer) -> TrainRes
     first_hand = None if settings.runtime.confine else server.first_hand_key
     client = Client(server.url, exit_on_interrupt=False, first_hand=first_hand)
     try:
-        # One that was interrupted before it had any tasks gets them now.
+        # One that was interrupted before it had any tasks gets them now; what a resumed one has was compared before.
         if settings.data.train is not None and not (job.resume and server.coordinator.tasks.of("train")):
             client.upload_data(settings.data.train, settings.data.test)
         return client.train(agent, **client_options(settings, job.folder))

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from lgov_core._util.files import HeldByAnother, atomic_write, hold
+from lgov_core._util.json_text import finite
 from lgov_core.client.wire import ENDED
-from lgov_core.errors import LgovError, TrainError
+from lgov_core.errors import LgovError, TrainError, counted
 from lgov_core.settings import without_password
 from lgov_core.train.loop.loop import RolloutTask
-from lgov_core.train.loop.run_files import finite
 from lgov_core.transitions.build import INTERMEDIATE
 from lgov_core.types import Attempt, Reward, new_id
 
@@ -141,16 +141,26 @@ class RunState:
         self._keep(ended=False)
 
     @classmethod
-    def unfinished(cls, folder: Path) -> RunState | None:
-        """The run in ``folder`` that was begun and has not ended, or None."""
+    def unfinished(cls, folder: Path, steps: int | None = None) -> RunState | None:
+        """The run in ``folder`` that was begun and has not ended, or None.
+
+        With ``steps`` it makes so many, and one that has ended goes on if it has made fewer. Raises `TrainError` if the run
+        cannot be so short.
+        """
         try:
             facts = json.loads((folder / "run.json").read_text())
-            if facts["ended"]:
-                return None
-            first, steps, skip = int(facts["first"]), int(facts["steps"]), int(facts.get("skip", 0))
-            return cls(folder, first, steps, skip=skip, run_id=str(facts["run"]))
+            first, before, skip = int(facts["first"]), int(facts["steps"]), int(facts.get("skip", 0))
+            run_id, ended = str(facts["run"]), bool(facts["ended"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
+        if ended and steps is not None and steps < before:
+            raise TrainError(
+                f"{counted(before, 'update')} are made, and the settings ask for {steps}",
+                hint="give --steps or training.epochs for as many or more, or choose another --folder",
+            )
+        if ended and (steps is None or steps == before):
+            return None
+        return cls(folder, first, before if steps is None else steps, skip=skip, run_id=run_id)
 
     @property
     def ended(self) -> bool:

@@ -59,7 +59,8 @@ class ServerOptions:
 
     ``store`` is a trace store (default: ``store.sqlite`` in the folder). ``keys`` must be required on an address that other
     machines can reach. ``gpus`` as in `lgov_core.server.recipe.device_for`. ``mounted`` is served beside the endpoint.
-    ``allowed_hosts`` as in `Limits`.
+    ``allowed_hosts`` as in `Limits`. With ``extends`` a resumed run is continued to the number of updates that the settings
+    ask for now.
     """
 
     host: str = "127.0.0.1"
@@ -69,6 +70,7 @@ class ServerOptions:
     gpus: int | None = None
     mounted: MountedApp | None = None
     allowed_hosts: tuple[str, ...] = ()
+    extends: bool = False
 
 
 class TrainingServer:
@@ -193,7 +195,10 @@ class TrainingServer:
             self._loop.resume()
         # Rollouts collected for the update in progress are kept; the rest are cancelled.
         self._collector.cancel_left(self._loop_id, self._loop.open_rollouts() if self._resume else ())
-        self._left = RunState.unfinished(self.folder) if self._resume else None
+        target = self._steps()[0] if self.options.extends and self.coordinator.tasks.of("train") else None
+        self._left = RunState.unfinished(self.folder, target) if self._resume else None
+        #: A training was resumed of which nothing is left to do.
+        self.is_complete = self._resume and self._left is None and self.updates > 0
         if self._left is not None:
             self.coordinator.begin(self._left, resumed=True)
 
@@ -201,6 +206,7 @@ class TrainingServer:
         limits = Limits(allowed_hosts=self.options.allowed_hosts)
         routes = train_routes(self.coordinator)
         app = create_app([engine, *self._engines], self.store, keys=keys, limits=limits, more=routes)
+        self.coordinator.failures = app.state.failures
         self._endpoint = EndpointServer(cast(Any, KeyInPath(app)), host=self.options.host, port=self.options.port)
         mounted = self.options.mounted
         if mounted is not None:
@@ -302,7 +308,7 @@ class TrainingServer:
             )
             run.add(self._loop.run.line)
             run.at(self._loop.done - run.first)
-            usable.check(iteration.results)
+            usable.check(iteration.results, iteration.used)
 
     def _test_due(self, run: RunState) -> bool:
         """Returns whether held-out tasks are to be run now, as they are before the first update and after the last."""
@@ -335,6 +341,8 @@ class TrainingServer:
         line = {"phase": "test", "step": self._loop.done, **self._figures(results)}
         self._loop.run.metrics.add("test", self._loop.done, line)
         run.add(line)
+        if isinstance(reward := line.get("reward"), float):
+            self._loop.run.score("held_out_reward", reward)
 
     def _figures(self, results: Sequence[Attempt]) -> dict[str, Any]:
         """See `earned_figures`: of the attempts that can be trained on, with the rewards that the store has of them."""

@@ -31,8 +31,8 @@ def open_store(place: str | os.PathLike[str], *, make: bool = True) -> RolloutQu
     ``postgresql://user@host:port/database`` for a server that several machines share (needs the extra ``postgres``), or
     ``memory://`` for a new one in memory, for tests.
 
-    A store that does not exist is created, unless ``make`` is false. Raises `StoreError` for another kind of address, and when
-    the store cannot be opened.
+    A store that does not exist is created, unless ``make`` is false: then one that may not be written is opened for reading.
+    Raises `StoreError` for another kind of address, and when the store cannot be opened.
     """
     path = os.fspath(place)
     if path.startswith(("postgresql://", "postgres://")):
@@ -63,4 +63,4 @@ def open_store(place: str | os.PathLike[str], *, make: bool = True) -> RolloutQu
             f"there is nothing in {path}, not even an empty trace store",
             hint="look for the file that belongs beside it, ending in -wal, or for a copy of both",
         )
-    return SQLiteStore(path)
+    return SQLiteStore(path, only_look=not make)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from lgov_core._util.containers import PrefixIndex, common_prefix
-from lgov_core.errors import StoreError
+from lgov_core.errors import AttemptEnded, StoreError
 from lgov_core.store import rows
 from lgov_core.store.database import Transaction
 from lgov_core.store.rows import object_text
@@ -292,7 +292,11 @@ CHAIN: Final = (
     " UNION SELECT calls.seq, calls.base FROM calls JOIN chain ON calls.seq = chain.base)"
     f" SELECT {FOLDED_ROW} FROM calls WHERE seq IN (SELECT seq FROM chain) ORDER BY seq"
 )
-_NEWEST: Final = "SELECT max(seq) FROM calls WHERE rollout_id = ? AND attempt = ?"
+#: The newest call of an attempt, and when that ended.
+_NEWEST: Final = (
+    "SELECT (SELECT max(seq) FROM calls WHERE rollout_id = ? AND attempt = ?),"
+    " (SELECT ended_at FROM attempts WHERE rollout_id = ? AND attempt = ?)"
+)
 #: The calls of an attempt that no other refers to, which are the ends of its conversations, the last first.
 _ENDS: Final = (
     "SELECT seq FROM calls WHERE rollout_id = ? AND attempt = ? AND seq > ? AND seq NOT IN"
@@ -311,7 +315,11 @@ class FoldingWriter:
         self._index = FoldIndex()
 
     def write(self, transaction: Transaction, row: rows.Row, request: Mapping[str, str]) -> None:
-        """Writes a row of ``CALL_COLUMNS``; ``request`` has the JSON text of each value of its request."""
+        """Writes a row of ``CALL_COLUMNS``; ``request`` has the JSON text of each value of its request.
+
+        Raises `AttemptEnded` for a call of an attempt that has ended, in whatever process: before it is what was committed
+        before, whatever clocks say.
+        """
         rollout_id, attempt, prompt = row[rows.ROLLOUT_ID], row[rows.ATTEMPT], row[rows.PROMPT]
         key: AttemptKey | None = None if rollout_id is None or attempt is None else (rollout_id, attempt)
         repeats = WHOLE if key is None else self._find(transaction, key, prompt, request)
@@ -332,7 +340,9 @@ class FoldingWriter:
     def _find(
         self, transaction: Transaction, key: AttemptKey, prompt: bytes | None, request: Mapping[str, str]
     ) -> Fold:
-        ((newest,),) = transaction.execute(_NEWEST, key)
+        ((newest, ended_at),) = transaction.execute(_NEWEST, (*key, *key))
+        if ended_at is not None:
+            raise AttemptEnded(*key)
         if newest is None:
             self._index.forget(key)
             return WHOLE

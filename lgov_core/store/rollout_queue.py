@@ -214,7 +214,10 @@ class RolloutQueue(TraceStore):
         Their rollouts wait again while tries remain, and have failed otherwise. Returns the closed attempts, with the
         reason as their ``error``.
         """
-        return self._submit(lambda transaction: work_queue.expire(transaction, now)).result()
+        expired = self._submit(lambda transaction: work_queue.expire(transaction, now)).result()
+        for attempt in expired:
+            self._ended_here.put((attempt.rollout_id, attempt.attempt), True)
+        return expired
 
     def cancel(self, rollout_id: str, reason: str, *, now: float | None = None) -> QueueEntry:
         """Takes a rollout out of the queue for good; an attempt that runs is closed as infrastructure.

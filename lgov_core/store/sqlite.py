@@ -152,11 +152,20 @@ class SQLiteTransaction(Transaction):
 class SQLiteDatabase(Database):
     """A connection to the file at ``path``, which is created (mode 0600) when it does not exist; None: in memory.
 
-    With ``identity`` (from `file_identity`) the connection is opened when first used, without it at once.
+    With ``identity`` (from `file_identity`) the connection is opened when first used, without it at once. ``only_look`` as in
+    `open_sqlite`.
     """
 
-    def __init__(self, path: Path | None, *, busy_timeout_s: float, identity: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        busy_timeout_s: float,
+        identity: tuple[int, int] | None = None,
+        only_look: bool = False,
+    ) -> None:
         super().__init__()
+        self._only_look = only_look
         self.path = path
         self.shown = "memory://" if path is None else str(path)
         self._busy_timeout_s = busy_timeout_s
@@ -164,7 +173,7 @@ class SQLiteDatabase(Database):
         if path is None:
             self._connection = open_in_memory(TRACE_STORE)
         elif identity is None:
-            self._connection = open_sqlite(TRACE_STORE, path, busy_timeout_s=busy_timeout_s)
+            self._connection = open_sqlite(TRACE_STORE, path, busy_timeout_s=busy_timeout_s, only_look=only_look)
             self.identity = file_identity(path)
 
     def run(self, work: Callable[[Transaction], None], *, alone: bool = False) -> None:
@@ -221,7 +230,11 @@ class SQLiteDatabase(Database):
             require_same_file(TRACE_STORE, self.path, self.identity)
             if self._connection is None:
                 self._connection = open_sqlite(
-                    TRACE_STORE, self.path, busy_timeout_s=self._busy_timeout_s, expected=self.identity
+                    TRACE_STORE,
+                    self.path,
+                    busy_timeout_s=self._busy_timeout_s,
+                    expected=self.identity,
+                    only_look=self._only_look,
                 )
         return self._connection
 
@@ -242,7 +255,8 @@ class SQLiteStore(RolloutQueue):
 
     ``path`` None: in memory, for tests; nothing outlives the object. A commit survives the death of the process. Several
     processes may write to one file: each waits for the others, ``busy_timeout_s`` seconds at most. ``span_queue`` is how
-    many spans may wait before more are dropped. For threads and forks see `TraceStore`.
+    many spans may wait before more are dropped. For threads and forks see `TraceStore`. With ``only_look`` a file that may
+    not be written is opened for reading.
 
     Fails closed: `StoreError` names the file and what to do, nothing is half-written, and once a full disk has space
     again the same object works again. Raises `StoreError` when the file cannot be opened.
@@ -256,15 +270,22 @@ class SQLiteStore(RolloutQueue):
     )
 
     def __init__(
-        self, path: str | os.PathLike[str] | None, *, busy_timeout_s: float = 10.0, span_queue: int = 10_000
+        self,
+        path: str | os.PathLike[str] | None,
+        *,
+        busy_timeout_s: float = 10.0,
+        span_queue: int = 10_000,
+        only_look: bool = False,
     ) -> None:
         # Absolute: the file is opened again later, wherever the program's working directory is by then.
         absolute = None if path is None else Path(path).absolute()
-        writing = SQLiteDatabase(absolute, busy_timeout_s=busy_timeout_s)
+        writing = SQLiteDatabase(absolute, busy_timeout_s=busy_timeout_s, only_look=only_look)
         reading = writing
         if absolute is not None:
             self.path = absolute
-            reading = SQLiteDatabase(absolute, busy_timeout_s=busy_timeout_s, identity=writing.identity)
+            reading = SQLiteDatabase(
+                absolute, busy_timeout_s=busy_timeout_s, identity=writing.identity, only_look=only_look
+            )
         super().__init__(writing.shown, writing, reading, span_queue=span_queue)
         self._database = reading
 

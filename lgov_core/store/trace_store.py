@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, Self, TypeVar
 
+from lgov_core._util.containers import BoundedDict
 from lgov_core._util.sqlite_file import keep_quiet_across_fork
 from lgov_core.errors import StoreError
 from lgov_core.store import rows, work_queue
@@ -41,6 +42,7 @@ class TraceStore:
         self._reading = reading
         self._connections = {writing, reading}
         self._calls = FoldingWriter()
+        self._ended_here: BoundedDict[tuple[str, int | None], bool] = BoundedDict(10_000)
         self._writer = GroupCommitWriter(writing, shown=shown, span_limit=span_queue, on_rollback=self._calls.forget)
         self._pid = os.getpid()
         self._closed = False
@@ -104,7 +106,13 @@ class TraceStore:
             transaction.insert("rewards", final)
             return closed
 
-        return self._submit(run, 1 + len(final)).result()
+        closed = self._submit(run, 1 + len(final)).result()
+        self._ended_here.put((rollout_id, attempt), True)
+        return closed
+
+    def has_ended(self, rollout_id: str, attempt: int | None) -> bool:
+        """True for an attempt that this object has ended, of the last 10,000; asks no database."""
+        return (rollout_id, attempt) in self._ended_here
 
     def submit_call(self, call: CapturedCall) -> Future[None]:
         """As `add_call`, but returns at once; the future is done when the call is durable. It cannot be cancelled."""
@@ -112,7 +120,9 @@ class TraceStore:
         return self._submit(lambda transaction: self._calls.write(transaction, row, request))
 
     def add_call(self, call: CapturedCall) -> None:
-        """Adds a captured model call. One with its ``response_id`` and ``choice`` raises `StoreError`."""
+        """Adds a captured model call. One with its ``response_id`` and ``choice`` raises `StoreError`, one of an attempt that
+        has ended `AttemptEnded`.
+        """
         self.submit_call(call).result()
 
     def add_call_async(self, call: CapturedCall) -> Awaitable[None]:

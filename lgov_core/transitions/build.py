@@ -20,6 +20,7 @@ from lgov_core.transitions.records import Records, read_store
 from lgov_core.transitions.tokens import find_drift
 from lgov_core.transitions.transition_set import DataFinding, Diagnostic, Transition, TransitionSet
 from lgov_core.types import Attempt, CapturedCall, Reward, Rollout
+from lgov_core.types.records import MOST_REWARD
 
 #: What APIs call the end of a reply that reached its limit of tokens.
 CUT_OFF: Final = frozenset({"length", "max_tokens", "max_output_tokens", "MAX_TOKENS"})
@@ -271,8 +272,6 @@ NOT_SELECTED: Final = -2
 
 #: The dimension of intermediate rewards.
 INTERMEDIATE: Final = "air"
-#: Rewards beyond this cannot be compared: their squares are no longer numbers.
-_MOST: Final = 1e100
 
 #: A call of the attempt, and the index of its transition or one of the two above.
 PlacedCall: TypeAlias = tuple[CapturedCall, int]
@@ -361,7 +360,7 @@ class RewardTargets:
         earned: dict[int, dict[str, list[float]]] = {}
         final = False
         for reward in rewards:
-            if not abs(reward.value) <= _MOST:  # not a number, either
+            if not abs(reward.value) <= MOST_REWARD:  # not a number, either
                 target = DataFinding.INVALID_REWARD, f"its value is {reward.value}"
             elif reward.response_id is None and reward.tool_call_id is None:
                 target: _Target = self._last

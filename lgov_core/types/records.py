@@ -66,6 +66,10 @@ class ModelCallFailed:
     refused: bool = False
 
 
+#: Rewards beyond this cannot be compared: their squares are no longer numbers.
+MOST_REWARD: Final = 1e100
+
+
 @dataclass(frozen=True, slots=True)
 class Reward:
     """One number on one target.

@@ -83,8 +83,8 @@ class Session:
     def train(self, *more: str, at: str | None = None) -> None:
         self.begin("lgov", "train", "config.yaml", "--agent", "agent.py:agent", "--folder", "run", *more, at=at)
 
-    def interrupt(self) -> None:
-        os.kill(self.pid, signal.SIGINT)
+    def interrupt(self, number: signal.Signals = signal.SIGINT) -> None:
+        os.kill(self.pid, number)
 
     def ended(self) -> int:
         """The exit status."""
@@ -147,6 +147,39 @@ def session(tmp_path: Path, warm: Warm, model_folder: Path) -> Iterator[Session]
     found = Session(tmp_path, warm, model_folder)
     yield found
     found.kill()
+
+
+def test_a_training_ended_by_sigterm_goes_on_to_its_end_and_further_and_no_further_than_that(session: Session) -> None:
+    """As a queue of jobs does it: SIGTERM at the limit of time, and the same command with --resume again and again."""
+    session.train(at="step")
+    session.until_held()
+    session.interrupt(signal.SIGTERM)
+    session.until_said("ending after the update in progress; once more ends at once")
+    session.let_go()
+    assert "kept, continue with --resume --folder run" in session.assert_interrupted()
+    assert complete_checkpoints(session.folder / "run" / "checkpoints")
+    for _ in range(2):
+        session.train("--resume")
+        assert session.ended() == 0, session.said
+        assert session.lines("train") == [1, 2, 3]
+    assert "nothing left to do: 3 of 3 updates" in session.said
+    kept = [path.name for path in complete_checkpoints(session.folder / "run" / "checkpoints")]
+    # More is an extension; less, and other tasks, contradict what was done.
+    session.train("--resume", "--steps", "2")
+    assert session.ended() == 1
+    assert "3 updates are made, and the settings ask for 2" in session.said
+    (session.folder / "other.jsonl").write_text('{"question": "digits 1"}\n{"question": "digits 7"}\n')
+    session.train("--resume", "--tasks", "other.jsonl")
+    assert session.ended() == 1
+    assert "the training in run has another task 2 in its train tasks" in session.said
+    assert [path.name for path in complete_checkpoints(session.folder / "run" / "checkpoints")] == kept
+    more = (session.folder / "tasks.jsonl").read_text() + '{"question": "digits 3"}\n'
+    (session.folder / "more.jsonl").write_text(more)
+    session.train("--resume", "--steps", "4", "--tasks", "more.jsonl")
+    assert session.ended() == 0, session.said
+    assert session.lines("train") == [1, 2, 3, 4]
+    best = json.loads((session.folder / "run" / "checkpoints" / "best.json").read_text())
+    assert best["what"] == "held_out_reward"
 
 
 @slow

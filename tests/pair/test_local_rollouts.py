@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lgov_core._util.containers import BoundedDict
 from lgov_core.client import Resource, Task
 from lgov_core.client.attempts import Agent, AgentRunner
 from lgov_core.client.wire import Assignment
@@ -30,7 +31,7 @@ def store() -> Generator[TraceStore]:
 def local(store: TraceStore, agent: Agent, workers: int, tries: int = 1) -> LocalRollouts:
     runner = AgentRunner(agent, endpoint="http://127.0.0.1:9", instrument=False)
     plan = RolloutPlan(workers, 600.0, tries)
-    return LocalRollouts(store, runner, plan, "m", "http://127.0.0.1:9", KeyRing(required=False))
+    return LocalRollouts(store, runner, plan, "m", "http://127.0.0.1:9", KeyRing(required=False), BoundedDict(1))
 
 
 def rollouts(count: int) -> list[Rollout]:
@@ -48,7 +49,7 @@ def test_every_rollout_ends_once_with_its_report_and_is_on_record(store: TraceSt
     assert {name: report.outcome.value for name, report in ended.items()} == {
         "ro_0": "failed", "ro_1": "succeeded", "ro_2": "failed", "ro_3": "succeeded",
     }  # fmt: skip
-    assert ended["ro_2"].error == "SystemExit: enough"
+    assert str(ended["ro_2"].error).startswith("SystemExit: enough (test_local_rollouts.py, line ")
     recorded = {attempt.rollout_id: attempt for attempt in store.attempts()}
     assert {name: attempt.outcome for name, attempt in recorded.items()} == {
         name: report.outcome for name, report in ended.items()

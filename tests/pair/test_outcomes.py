@@ -12,14 +12,14 @@ from typing import Any, NoReturn
 
 import pytest
 
-from lgov_core.client.attempts import AttemptCounts, is_infrastructure
+from lgov_core.client.attempts import AttemptCounts, outcome_of
 from lgov_core.client.worker_process import govern_imports
 from lgov_core.errors import AuditError, InstrumentationError, PolicyDenied, StoreError
 from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies import PolicySet, load_policy_file
 from lgov_core.testing import ScriptedModelServer, ScriptedReply
-from lgov_core.types import Action, Decision, Effect, Point, Severity
+from lgov_core.types import Action, Decision, Effect, Outcome, Point, Severity
 
 pytest.importorskip("langchain", reason="a worker governs at least one framework")
 
@@ -86,16 +86,17 @@ def wrap(how: str) -> None:
         fill_a_database,
         lambda: wrap("from"),
         lambda: wrap("while handling"),
+        lambda: wrap("from None"),
     ],
-    ids=["connection", "memory", "disk", "database disk", "caused", "while handling"],
+    ids=["connection", "memory", "disk", "database disk", "caused", "while handling", "from None"],
 )
 def test_the_machines_failures(fails: Callable[[], Any]) -> None:
-    assert is_infrastructure(raised_by(fails))
+    assert outcome_of(raised_by(fails))[0] is Outcome.INFRASTRUCTURE
 
 
 @pytest.mark.parametrize("error", [StoreError("the store"), AuditError("the record")])
 def test_lgovs_own_files_are_machines(error: Exception) -> None:
-    assert is_infrastructure(error)
+    assert outcome_of(error)[0] is Outcome.INFRASTRUCTURE
 
 
 def query_nothing() -> None:
@@ -112,20 +113,20 @@ def query_nothing() -> None:
         lambda: {}["x"],
         lambda: int("x"),
         query_nothing,
-        lambda: wrap("from None"),
+        lambda: sys.exit("no tools"),
     ],
-    ids=["no file", "a folder", "not a folder", "key", "value", "sql", "from None"],
+    ids=["no file", "a folder", "not a folder", "key", "value", "sql", "exit"],
 )
 def test_the_agents_failures(fails: Callable[[], Any]) -> None:
     error = raised_by(fails)
-    assert not is_infrastructure(error)
-    assert not is_infrastructure(PolicyDenied(Decision(Effect.DENY, "p")))
+    assert outcome_of(error)[0] is Outcome.FAILED
+    assert outcome_of(PolicyDenied(Decision(Effect.DENY, "p")))[0] is Outcome.BLOCKED
 
 
 def test_an_exception_that_causes_itself_is_looked_at_once() -> None:
     first, second = ValueError("a"), KeyError("b")
     first.__cause__, second.__cause__ = second, first
-    assert not is_infrastructure(first)
+    assert outcome_of(first)[0] is Outcome.FAILED
 
 
 @contextmanager
@@ -153,7 +154,7 @@ def test_what_an_endpoint_answers(status: int, name: str, infrastructure: bool) 
     with client(ScriptedReply("no", status=status)) as openai:
         error = raised_by(lambda: openai.chat.completions.create(model="m", messages=[]))
     assert type(error).__name__ == name
-    assert is_infrastructure(error) is infrastructure
+    assert (outcome_of(error)[0] is Outcome.INFRASTRUCTURE) is infrastructure
 
 
 def test_an_endpoint_that_is_too_late_or_not_there() -> None:
@@ -161,11 +162,11 @@ def test_an_endpoint_that_is_too_late_or_not_there() -> None:
     with client(ScriptedReply("no", delay_s=1.0), timeout=0.1) as slow:
         late = raised_by(lambda: slow.chat.completions.create(model="m", messages=[]))
     assert isinstance(late, openai.APITimeoutError)
-    assert is_infrastructure(late)
+    assert outcome_of(late)[0] is Outcome.INFRASTRUCTURE
     with openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="x", max_retries=0) as nobody:
         gone = raised_by(lambda: nobody.chat.completions.create(model="m", messages=[]))
     assert isinstance(gone, openai.APIConnectionError)
-    assert is_infrastructure(gone)
+    assert outcome_of(gone)[0] is Outcome.INFRASTRUCTURE
 
 
 # ---------------------------------------------------------------------- what is counted

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,8 @@ def test_a_file_of_format_1_is_brought_up_to_date(tmp_path: Path) -> None:
             assert store.rewards() == [Reward(1.5, "task", "r1", 1, None, None, "s", "w1")]
             assert store.spans() == [Span("chat", "s1", 1.0, None, {"a": 1}, "r1", 1, "p")]
             assert store.queue_entries() == []
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE attempts SET ended_at = NULL, outcome = NULL")
     # What is written after it goes behind what was there, and may refer to it.
     with SQLiteStore(path) as store:
         long = CapturedCall("c5", "m", {"messages": ["x"]}, {}, (*range(30), 0, 1, 8), (7,), None, "stop", 0, 1.0, 1.0,

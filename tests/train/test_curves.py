@@ -154,11 +154,14 @@ def test_the_figures_of_a_step_on_verl_by_hand() -> None:
 def test_steps_of_which_nothing_can_be_used_end_a_run() -> None:
     broken = [result("a", "a1", Outcome.INFRASTRUCTURE), result("a", "a2", Outcome.TIMEOUT)]
     steps = UsableSteps()
-    steps.check(broken)
-    steps.check([result("a", "a1"), *broken])
-    steps.check(broken)
+    steps.check(broken, used=0)
+    steps.check([result("a", "a1"), *broken], used=1)
+    steps.check(broken, used=0)
     with pytest.raises(TrainError, match="none of the last 2 rollouts could be used; 1 times: infrastructure"):
-        steps.check(broken)
+        steps.check(broken, used=0)
+    silent = [result("a", "a1"), result("a", "a2")]
+    with pytest.raises(TrainError, match=r"2 times: no model call was made through resource\.model_api"):
+        steps.check(silent, used=0)
 
 
 @pytest.fixture

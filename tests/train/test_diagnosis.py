@@ -58,7 +58,7 @@ def test_a_healthy_run_has_no_finding(run: RunFolder) -> None:
     report = examine(made(run, groups(MIXED, MIXED, MIXED, (Rolled(1.0),) * 4), updates=4))
     assert (report.findings, dict(report.not_examined)) == ((), {})
     assert (report.updates, report.rollouts) == (4, 128)
-    assert len(report.checked) == 13
+    assert len(report.checked) == 16
 
 
 def test_a_run_that_learns_has_no_finding(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_few_rollouts_are_not_enough_for_a_finding(run: RunFolder) -> None:
     report = examine(run.folder)
     assert report.findings == ()
     assert set(report.not_examined) == {"violations-rising", "tool-rewards-farmed"}
-    assert len(report.checked) == 11
+    assert len(report.checked) == 14
 
 
 def test_a_store_without_a_run_is_examined_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -245,7 +245,8 @@ def test_a_store_without_a_run_is_examined_as_far_as_it_goes(tmp_path: Path) -> 
         run.update({f"{share}-{task}": group for task, group in cheating(share).items()})
     report = examine(run.folder / "store.sqlite")
     assert [finding.name for finding in report.findings] == ["violations-rising"]
-    assert set(report.not_examined) == {"entropy-collapsed", "kl-running-off", "weights-stale", "logprobs-differ"}
+    of_updates = {"entropy-collapsed", "kl-running-off", "weights-stale", "logprobs-differ"}
+    assert set(report.not_examined) == of_updates | {"no-model-call", "agents-raise", "rollouts-lost"}
 
 
 def test_held_out_rollouts_of_a_store_are_not_examined(run: RunFolder) -> None:

@@ -6,7 +6,7 @@ a least amount and the 95 % intervals of both ends, rollouts of a group together
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -62,6 +62,41 @@ class DiagnosisReport:
 def named(rollout_ids: Iterable[str]) -> tuple[str, ...]:
     """The first of the given ids, each once, as many as a finding names."""
     return tuple(dict.fromkeys(rollout_ids))[:ROLLOUTS_NAMED]
+
+
+#: How the rollouts of an update may end badly, by the warning about it: what to do.
+_ENDINGS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "no-model-call": (
+            "made no model call through resource.model_api, so nothing of them was trained on",
+            "Give the agent's client resource.model_api as its base URL, anew in every rollout.",
+        ),
+        "agents-raise": (
+            "ended with an exception of the agent, which was trained on as reward 0",
+            "Repair the agent or the reward function: the model is pushed away from replies that were perhaps right.",
+        ),
+        "rollouts-lost": (
+            "were lost to the machines or to the time limit",
+            "Repair what the error names. What lasts long is lost most often, so the rest is of the short tasks.",
+        ),
+    }
+)
+
+
+def find_endings(evidence: Evidence) -> Iterator[RunFinding]:
+    """Rollouts that ended without a call, by an exception or by the machines, with the commonest error."""
+    lines = [line for line in evidence.updates[-_LAST:] if isinstance(line.get("endings"), Mapping)]
+    total = sum(line["rollouts"] for line in lines)
+    for name, (what, advice) in _ENDINGS.items():
+        counts = [line["endings"].get(name, 0) for line in lines]
+        if exceeds(count := sum(counts), total, _SHARE):
+            said = [line["warnings"][name] for line in lines if name in (line.get("warnings") or {})]
+            error = said[-1].partition(": ")[2] if said and name != "no-model-call" else ""
+            sentence = f"{count} of {total} recent rollouts {what}" + (
+                f"; in the last update {error}." if error else "."
+            )
+            figures = {"rollouts": total, "count": count, "share": count / total}
+            yield RunFinding(name, Severity.CRITICAL if 2 * count > total else Severity.HIGH, sentence, advice, figures)
 
 
 #: The share of calls, of tool calls and of calls that may be truncated, malformed and drifted.
@@ -375,7 +410,7 @@ _SEVERITIES: Final = list(Severity)
 #: All findings, by the part of the evidence that they need; some need two.
 _NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "metrics": ("entropy-collapsed", "kl-running-off", "weights-stale", "logprobs-differ"),
+        "metrics": (*_ENDINGS, "entropy-collapsed", "kl-running-off", "weights-stale", "logprobs-differ"),
         "kl": ("kl-running-off",),
         "store": ("tool-calls-malformed", "retokenisation-drift", "violations-rising", "tool-rewards-farmed"),
         "ends": ("violations-rising", "tool-rewards-farmed"),
@@ -396,7 +431,7 @@ def examine(place: str | Path) -> DiagnosisReport:
 
 def examine_evidence(place: str, evidence: Evidence) -> DiagnosisReport:
     """As `examine`, of evidence at hand. Pure."""
-    findings = [finding for check in _CHECKS if (finding := check(evidence)) is not None]
+    findings = [*find_endings(evidence), *(finding for check in _CHECKS if (finding := check(evidence)) is not None)]
     findings.sort(key=lambda finding: -_SEVERITIES.index(finding.severity))
     rollouts = {rollout.rollout_id for rollout in (*evidence.early, *evidence.recent)}
     names = {finding.name for finding in findings}
@@ -416,7 +451,7 @@ def _not_examined(evidence: Evidence) -> dict[str, str]:
     if not evidence.early:
         missing["ends"] = "the run is too short to compare its beginning with its end"
     if not evidence.recorded:
-        missing["store"] = "there is no trace store with these rollouts"
+        missing["store"] = "no rollout that was trained on is in a trace store"
     if not any(TASK in rollout.rewards for rollout in evidence.recent):
         missing["reward"] = "no rollout has a reward of the dimension task"
     return {name: why for need, why in missing.items() for name in _NEEDS[need]}

@@ -234,16 +234,19 @@ class StepRollouts:
 
 
 class UsableSteps:
-    """Looks at one step after the other: raises when several steps in a row have no usable rollout."""
+    """Looks at one step after the other: raises when several steps in a row have nothing to train on."""
 
     def __init__(self) -> None:
         self._useless = 0
 
-    def check(self, results: Sequence[Attempt]) -> None:
-        """Raises `TrainError`, with what most rollouts ended with, once no rollout of two steps in a row could be used."""
-        self._useless = 0 if any(result.trainable for result in results) else self._useless + 1
+    def check(self, results: Sequence[Attempt], used: int) -> None:
+        """Raises `TrainError`, with what most rollouts ended with, once none of two steps in a row could be ``used``."""
+        self._useless = 0 if used else self._useless + 1
         if self._useless >= _MOST_USELESS:
-            errors = Counter(result.error or str(result.outcome) for result in results)
+            silent = "no model call was made through resource.model_api"
+            errors = Counter(
+                result.error or (silent if result.trainable else str(result.outcome)) for result in results
+            )
             common, count = next(iter(errors.most_common(1)), ("there were none", 0))
             raise TrainError(f"none of the last {len(results)} rollouts could be used; {count} times: {common}")
 

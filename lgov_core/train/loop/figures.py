@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from lgov_core.errors import counted
 from lgov_core.trace import semconv
 from lgov_core.train.loop.run_files import train_lines
 from lgov_core.transitions import CreditRules, rollout_returns
@@ -136,6 +137,43 @@ def reply_warnings(
     return warnings
 
 
+def rollout_endings(
+    results: Sequence[Attempt],
+    transitions: Sequence[Transition],
+    calls_of: Callable[[list[str]], Iterable[CapturedCall]],
+) -> tuple[dict[str, int], dict[str, str]]:
+    """How many rollouts of an update ended badly, and a warning about each kind: ``no-model-call``, ``agents-raise``,
+    ``rollouts-lost``.
+
+    ``calls_of`` reads the calls of rollouts; it is asked about those without a transition.
+    """
+    total = counted(len(results), "rollout")
+    used = {transition.rollout_id for transition in transitions}
+    without = [result.rollout_id for result in results if result.trainable and result.rollout_id not in used]
+    silent = set(without) - {call.rollout_id for call in (calls_of(without) if without else ())}
+    raised = [result for result in results if result.trainable and result.counts.get("raised")]
+    lost = [result for result in results if not result.trainable]
+    warnings: dict[str, str] = {}
+    if silent:
+        warnings["no-model-call"] = (
+            f"{len(silent)} of {total} made no model call through resource.model_api, so nothing of them is trained on: give"
+            " the agent's client this base URL in every rollout"
+        )
+    if raised:
+        warnings["agents-raise"] = (
+            f"{len(raised)} of {total} ended with an exception of the agent, which is reward 0: {_commonest(raised)}"
+        )
+    if lost:
+        warnings["rollouts-lost"] = f"{len(lost)} of {total} were lost: {_commonest(lost)}"
+    counts = {"no-model-call": len(silent), "agents-raise": len(raised), "rollouts-lost": len(lost)}
+    return {name: count for name, count in counts.items() if count}, warnings
+
+
+def _commonest(results: Sequence[Attempt]) -> str:
+    ((error, count),) = Counter(result.error or str(result.outcome) for result in results).most_common(1)
+    return f"{counted(count, 'time')} {error[:200]}"
+
+
 #: Rewards of this dimension are what denials cost.
 _PENALTIES = "compliance"
 
@@ -174,10 +212,12 @@ def step_figures(
 def policy_figures(
     data: TransitionSet, results: Sequence[Attempt], rules: CreditRules, *, dropped_spans: int = 0
 ) -> dict[str, Any]:
-    """`step_figures` by the returns that ``rules`` give, with ``mean_return`` (after the bounds of the channels)."""
+    """`step_figures` by the returns that ``rules`` give, with ``mean_return`` (after the bounds of the channels; None of no
+    rollout).
+    """
     returns = rollout_returns(data.transitions, rules)
     return {
-        "mean_return": sum(returns.values()) / len(returns) if returns else 0.0,
+        "mean_return": sum(returns.values()) / len(returns) if returns else None,
         **step_figures(data, results, returns=returns, dropped_spans=dropped_spans),
     }
 

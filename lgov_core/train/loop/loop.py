@@ -21,7 +21,7 @@ from lgov_core.train.loop.collecting import (
     StepRollouts,
     new_rollouts,
 )
-from lgov_core.train.loop.figures import busy_seconds, policy_figures, reply_warnings, rollout_seconds
+from lgov_core.train.loop.figures import busy_seconds, policy_figures, reply_warnings, rollout_endings, rollout_seconds
 from lgov_core.train.loop.policy_model import PolicyModel
 from lgov_core.train.loop.sampling import (
     Round,
@@ -40,16 +40,17 @@ from lgov_core.types import Attempt
 class Iteration:
     """One step of the loop. Durations in seconds.
 
-    ``results`` are those of the step's tasks, then those of further tasks; ``mean_return`` (bounded, over usable
-    rollouts) and ``diagnostics`` are of the former only. ``groups`` are `Sampled.figures`, ``update`` the learner's
-    metrics. ``recovered`` rollouts were collected before the run was killed; ``collect_s`` is how long the update
-    waited for rollouts. ``staleness`` is the mean, ``staleness_max`` the maximum number of versions published between a
-    call and the update.
+    ``results`` are those of the step's tasks, then those of further tasks, of which ``used`` rollouts are in the update;
+    ``mean_return`` (bounded, over usable rollouts; None without) and ``diagnostics`` are of the former only. ``groups`` are
+    `Sampled.figures`, ``update`` the learner's metrics. ``recovered`` rollouts were collected before the run was killed;
+    ``collect_s`` is how long the update waited for rollouts. ``staleness`` is the mean, ``staleness_max`` the maximum number
+    of versions published between a call and the update.
     """
 
     step: int
     results: Sequence[Attempt]
-    mean_return: float
+    used: int
+    mean_return: float | None
     update: Any
     diagnostics: Mapping[str, int]
     collect_s: float
@@ -177,6 +178,7 @@ class TrainingLoop:
         return Iteration(
             step=self.done,
             results=sampled.results,
+            used=len({transition.rollout_id for transition in sampled.batch.transitions}),
             mean_return=asked_figures["mean_return"],
             update=metrics,
             diagnostics=asked_figures["diagnostics"],
@@ -246,10 +248,13 @@ class TrainingLoop:
     ) -> dict[str, Any]:
         """Returns what rollouts say about the policy."""
         data, results, dropped = collected.credited, collected.results, self.store.dropped_spans
+        endings, warnings = rollout_endings(results, data.transitions, self.store.calls)
+        warnings |= reply_warnings(data.transitions, self.store.calls)
         return {
             "rollouts": len(results),
+            "endings": endings,
             **policy_figures(data, results, self.credit, dropped_spans=dropped),
-            **({"warnings": warnings} if (warnings := reply_warnings(data.transitions, self.store.calls)) else {}),
+            **({"warnings": warnings} if warnings else {}),
             **self._seconds([result.rollout_id for result in results]),
             **(more(results) if more is not None else {}),
         }

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 from lgov_core._util.files import append_line, atomic_write, drop_torn_line, sync_file
+from lgov_core._util.json_text import finite
 from lgov_core.errors import TrainError
 from lgov_core.transitions import Transition, read_parquet, write_parquet
 
@@ -82,17 +82,6 @@ def train_lines(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The lines about updates, in the order of their steps; of two about one step the later."""
     steps = {entry["step"]: entry for entry in lines if entry.get("phase") == "train" and "step" in entry}
     return [steps[step] for step in sorted(steps)]
-
-
-def finite(value: Any) -> Any:
-    """``value`` with null in place of every number that JSON has no form for."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value
 
 
 def flat(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from lgov_core.errors import TrainError
 from lgov_core.gateway.protocol import EngineControl, paused
@@ -30,6 +31,8 @@ from lgov_core.train.loop.run_files import BatchRecord, MetricsLog, discard_batc
 from lgov_core.transitions import CreditRules, Transition, TransitionSet
 
 Progress = Callable[[int, int], None]
+#: Updates whose returns are averaged at least, to rate a checkpoint.
+_LAST: Final = 5
 #: The figure of a batch that says which weights were the newest when its update began.
 _VERSION = "learns_from_version"
 
@@ -109,7 +112,7 @@ class TrainingRun:
         self._saved = -1
         self._updating = False
         self._line: dict[str, Any] = {}
-        self._returns: list[float] = []
+        self._returns: deque[float] = deque(maxlen=max(self.checkpoint_every, _LAST))
 
     @property
     def line(self) -> dict[str, Any]:
@@ -215,8 +218,8 @@ class TrainingRun:
     def checkpoint(self) -> Path | None:
         """Writes the state after the last whole update; None when there was none, or one was interrupted.
 
-        The best checkpoint is kept too: by `score`, or if that was never called by the mean of ``mean_return`` since
-        the checkpoint before.
+        The best checkpoint is kept too: by `score`, or if that was never called by the mean of the last ``mean_return``s,
+        five or as many as there are updates between two checkpoints.
         """
         if self.done == 0 or self._updating:
             return None
@@ -228,7 +231,6 @@ class TrainingRun:
             self._saved = self.done
             if self._returns:
                 mark_best(self.checkpoints, self.done, "mean_return", sum(self._returns) / len(self._returns))
-                self._returns.clear()
         return target
 
     def score(self, what: str, value: float) -> bool:
