@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -24,7 +23,6 @@ from autogen_core.tools import (
     ToolResult,
     Workbench,
 )
-from opentelemetry import context, trace
 from pydantic import BaseModel
 
 from lgov_autogen import _internals, components
@@ -326,22 +324,10 @@ async def _events_in(run: Run, span: LiveSpan, events: AsyncGenerator[Any]) -> A
 
 def self_test(instrumentor: Instrumentor) -> list[str]:
     """Tries probes of every path; returns the names of those that got through. Not for a running event loop."""
-    with instrumentor.denying_everything() as governor, _outside_traces():
+    with instrumentor.denying_everything() as governor:
         probes = _Probes(governor)
         asyncio.run(probes.try_everything())
     return probes.ran
-
-
-@contextmanager
-def _outside_traces() -> Generator[None]:
-    """Keeps the spans that AutoGen itself opens out of the program's traces: they hang below one that is not recorded."""
-    trace_id, span_id = secrets.randbits(128) | 1, secrets.randbits(64) | 1
-    unsampled = trace.SpanContext(trace_id, span_id, is_remote=False, trace_flags=trace.TraceFlags(0))
-    token = context.attach(trace.set_span_in_context(trace.NonRecordingSpan(unsampled)))
-    try:
-        yield
-    finally:
-        context.detach(token)
 
 
 class _NoArguments(BaseModel):

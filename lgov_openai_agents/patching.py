@@ -31,6 +31,7 @@ from lgov_core.instrumentation.framework import (
     Instrumentor,
     Patches,
     alive,
+    bound,
     governed_method,
     governed_stream,
     on_subclass,
@@ -160,8 +161,7 @@ class _GovernedField:
     def _of_class(self, instance: Any, owner: type | None) -> Any:
         if self._own is _NOTHING:
             raise AttributeError(self._name)
-        getter: Any = getattr(type(self._own), "__get__", None)
-        return self._own if getter is None else getter(self._own, instance, owner)
+        return bound(self._own, instance, owner)
 
     def __set__(self, instance: Any, value: Any) -> None:
         if hasattr(type(self._own), "__set__"):

@@ -417,9 +417,8 @@ def open_places(rules: Iterable[Rule]) -> list[str]:
     tools: dict[str, Mapping[str, Any] | None] = {}
     for rule in rules:
         made_with: Mapping[str, Any] = rule.policy.made_with if isinstance(rule.policy, ToolPolicy) else {}
-        for pattern in made_with.get("allow", ()):
-            if glob.escape(tool := _unescaped(pattern)) == pattern or tool == pattern != "*":
-                tools.setdefault(tool, (made_with.get("schemas") or {}).get(tool))
+        for tool in _named(made_with.get("allow", ())):
+            tools.setdefault(tool, (made_with.get("schemas") or {}).get(tool))
     sentences: list[str] = []
     for tool, schema in tools.items():
         holding = {type(rule.policy) for rule in rules if matches_any(tool, rule.tools)}
@@ -433,5 +432,25 @@ def open_places(rules: Iterable[Rule]) -> list[str]:
     return sentences
 
 
-def _unescaped(pattern: str) -> str:
-    return re.sub(r"\[([*?[])\]", r"\1", pattern)
+def shut_tools(rules: Iterable[Rule]) -> list[str]:
+    """For each tool that a rule permits by its name, in a sentence, the ``tool`` rule that denies it all the same."""
+    rules = list(rules)
+    sentences: list[str] = []
+    for shut in rules:
+        if isinstance(shut.policy, ToolPolicy) and shut.condition is None and "*" in shut.agents:
+            allow: Sequence[str] = shut.policy.made_with["allow"]
+            sentences += [
+                f"{shut.name} denies {tool}, which {rule.name} is for: name it in allow, or give {shut.name} tools: {[*allow]}"
+                for rule in rules
+                for tool in _named(rule.tools if rule.permits else ())
+                if matches_any(tool, shut.tools) and not matches_any(tool, allow)
+            ]
+    return list(dict.fromkeys(sentences))
+
+
+def _named(patterns: Iterable[str]) -> Iterator[str]:
+    """The names among ``patterns``."""
+    for pattern in patterns:
+        tool = re.sub(r"\[([*?[])\]", r"\1", pattern)
+        if glob.escape(tool) == pattern or tool == pattern != "*":
+            yield tool

@@ -24,7 +24,8 @@ _NEEDS: Final = {
     "autogen": ("autogen_agentchat", "autogen_ext"),
     "openai": ("openai",),
 }
-_AGENT, _POLICY, _SETTINGS, _RECORDS = "agent.py", "policy.yaml", "lgov.toml", ".lgov/.gitignore"
+_AGENT, _POLICY, _SETTINGS = "agent.py", "policy.yaml", "lgov.toml"
+_RECORDS = (".lgov/.gitignore", ".traces/.gitignore")  # not for a repository
 
 
 class _WithProgram(click.Command):
@@ -78,16 +79,12 @@ def init(ctx: click.Context, folder: Path | None, framework: str | None, as_json
         texts = {_AGENT: own}
     elif not (folder / _POLICY).exists():
         policy, tools = _policy_of(program, folder)
-    # The folder of the audit record and the traces is not for a repository.
-    confine, settings = "", _template(_SETTINGS)
-    if "\nconfine:" in policy:  # a box shows nothing of the record's folder
-        confine, settings = "--confine ", settings.replace(".lgov/traces.db", ".traces/traces.db")
-        texts[".traces/.gitignore"] = "*\n"
-    texts |= {_POLICY: policy, _SETTINGS: settings, _RECORDS: "*\n"}
+    texts |= {_POLICY: policy, _SETTINGS: _template(_SETTINGS), **dict.fromkeys(_RECORDS, "*\n")}
     written = {folder / name: _write_new(folder / name, text) for name, text in texts.items()}
     lines = [f"{'wrote' if wrote else 'kept '} {file}" for file, wrote in written.items()]
     lines += [f"  {tool}" for tool in tools]
     lines += ["next:" if program or folder.samefile(".") else f"next, in {folder}:"]
+    confine = "--confine " * ("use: box" in policy or "use: shell" in policy)
     lines += [f"  lgov run {confine}-- {shlex.join(program or ('python', _AGENT))}", "  lgov audit show --denied"]
     about = {"wrote": [str(file) for file, wrote in written.items() if wrote], "tools": tools}
     write_result(about, "\n".join(lines), as_json=as_json)

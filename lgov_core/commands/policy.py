@@ -37,9 +37,10 @@ if TYPE_CHECKING:
 def check(ctx: click.Context, file: Path, as_json: bool) -> None:
     """Check FILE as a governed program would load it; reports the first error of each rule.
 
-    Tools whose arguments lead somewhere (a path, a URL, SQL, a command, code, money) that no rule holds are named as open.
+    Tools whose arguments lead somewhere (a path, a URL, SQL, a command, code, money) that no rule holds are named as open,
+    tools that one rule permits and a tool rule without them in allow denies as shut.
     """
-    from lgov_core.authoring.rules import open_places
+    from lgov_core.authoring.rules import open_places, shut_tools
     from lgov_core.policies import dry_run, load_policy_file
 
     try:
@@ -66,10 +67,10 @@ def check(ctx: click.Context, file: Path, as_json: bool) -> None:
     if programs:
         text += f"\n  runs the folder's code: {', '.join(programs)}"
     about = {"name": policies.name, "mode": policies.mode, "default": policies.default, "digest": policies.digest}
-    opens = open_places(policies.rules)
-    text += "".join(f"\n  open: {sentence}" for sentence in opens)
+    notes = {"open": open_places(policies.rules), "shut": shut_tools(policies.rules)}
+    text += "".join(f"\n  {word}: {sentence}" for word, sentences in notes.items() for sentence in sentences)
     write_result(
-        {"file": str(file), "ok": True, "problems": [], **about, "rules": rules, "runs_code": programs, "open": opens},
+        {"file": str(file), "ok": True, "problems": [], **about, "rules": rules, "runs_code": programs, **notes},
         text,
         as_json=as_json,
     )

@@ -15,6 +15,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import logging
 import re
 import sys
 import threading
@@ -235,7 +236,7 @@ class Instrumentor:
         ways: list[str] = []
 
         def self_test() -> None:
-            with _no_otel_spans():
+            with _unobserved():
                 ways.extend(patching.self_test(self))
 
         if self.self_test_in_thread:
@@ -281,21 +282,39 @@ class Instrumentor:
 
 
 @contextmanager
-def _no_otel_spans() -> Generator[None]:
-    """Keeps what runs inside out of the program's traces, whoever writes its spans: other instrumentations heed the key, or
-    the sampler drops what is below a span that is not sampled.
+def _unobserved() -> Generator[None]:
+    """Keeps what runs inside out of the program's logs and traces, whoever writes its spans: other instrumentations heed the
+    keys, or the sampler drops what is below a span that is not sampled.
     """
-    api: Any = sys.modules.get("opentelemetry.trace")
-    if api is None:
-        yield
-        return
-    context: Any = sys.modules["opentelemetry.context"]
-    above = api.set_span_in_context(unrecorded_span(api, "1".zfill(16), (1, api.TraceFlags(0))))
-    token = context.attach(context.set_value("suppress_instrumentation", True, above))
+    handlers = [handler for handler in (*logging.root.handlers, logging.lastResort) if handler is not None]
+    for handler in handlers:
+        handler.addFilter(_is_observed)
+    hidden = _HIDDEN.set(True)
+    context: Any = sys.modules.get("opentelemetry.context")
+    token = None if context is None else context.attach(_suppressed(context))
     try:
         yield
     finally:
-        context.detach(token)
+        if context is not None:
+            context.detach(token)
+        _HIDDEN.reset(hidden)
+        for handler in handlers:
+            handler.removeFilter(_is_observed)
+
+
+_HIDDEN = contextvars.ContextVar("lgov_hidden", default=False)
+
+
+def _is_observed(_record: logging.LogRecord) -> bool:
+    return not _HIDDEN.get()
+
+
+def _suppressed(context: Any) -> Any:
+    api = importlib.import_module("opentelemetry.trace")
+    above = api.set_span_in_context(unrecorded_span(api, "1".zfill(16), (1, api.TraceFlags(0))))
+    for key in ("suppress_instrumentation", getattr(context, "_SUPPRESS_INSTRUMENTATION_KEY", "")):
+        above = context.set_value(key, True, above)
+    return above
 
 
 class _DenyEverything:
@@ -377,6 +396,12 @@ def in_fresh_thread(function: Callable[[], None], timeout_s: float = 60.0) -> No
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
+def bound(own: Any, instance: Any, owner: type | None = None) -> Any:
+    """Returns what reading ``own``, an attribute of a class, at ``instance`` gives; other instrumentations go by that."""
+    getter: Any = getattr(type(own), "__get__", None)
+    return own if getter is None else getter(own, instance, owner or type(instance))
+
+
 def wrap_methods(patches: Patches, base: type, wraps: Mapping[str, Wrap]) -> None:
     """Puts ``wraps`` around the methods of these names wherever ``base`` or a class below it defines one.
 
@@ -400,7 +425,7 @@ def governed_method(govern: Callable[..., Awaitable[Any]]) -> Wrap:
     def wrap(own: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(own)
         async def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return await govern(self, functools.partial(own, self), *args, **kwargs)
+            return await govern(self, bound(own, self), *args, **kwargs)
 
         return method
 
@@ -413,7 +438,7 @@ def governed_stream(govern: Callable[..., AsyncGenerator[Any]]) -> Wrap:
     def wrap(own: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(own)
         async def method(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
-            async with aclosing(govern(self, functools.partial(own, self), *args, **kwargs)) as events:
+            async with aclosing(govern(self, bound(own, self), *args, **kwargs)) as events:
                 async for event in events:
                     yield event
 

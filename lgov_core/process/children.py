@@ -24,8 +24,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -62,6 +64,8 @@ _REPEATS = re.compile(r"\b(for|while|until|xargs|parallel|find|eval)\b|\$\(|`|\(
 _NEVER = sys.maxsize
 #: Ancestors of a process that are looked at.
 _ANCESTORS = 32
+#: Seconds that a Python which the program started at its very end has to begin.
+_START_S = 5.0
 _STARTERS = (platform.__file__, approval_requests.__file__)
 _START_EVENTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.exec", "os.spawn", "os.system"})
 
@@ -71,13 +75,14 @@ class ChildReports:
     """The reports of the governed processes: the programs that they started, and how many of these were governed or not.
 
     ``others`` of those started are not Python. ``multiprocessing`` counts governed children that it started, which no event
-    announces.
+    announces. ``running`` are the governed programs that have not ended.
     """
 
     started: Counter[str] = field(default_factory=Counter[str])
     others: Counter[str] = field(default_factory=Counter[str])
     governed: int = 0
-    ungoverned: int = 0
+    running: int = 0
+    ungoverned: Counter[str] = field(default_factory=Counter[str])
     multiprocessing: int = 0
     judged: Counter[tuple[str, str, str]] = field(default_factory=Counter[tuple[str, str, str]])
     unevaluated: Counter[str] = field(default_factory=Counter[str])
@@ -97,6 +102,7 @@ def make_reports() -> Path:
 class _Start:
     """Python that a process started: ``text`` is what it was told, ``needs`` says how many Pythons have to begin there."""
 
+    name: str
     text: str
     needs: int
 
@@ -105,37 +111,65 @@ class _Start:
 class _Begun:
     """The Pythons that began in one process which a governed one started, or below it. ``last`` is its last word.
 
-    ``is_known``: the system says so, and not only what was handed on.
+    ``command`` is that of a Python of which only what was handed on says who started it, else empty; it ``is_direct`` where
+    that has ended, and so may have started it itself.
     """
 
     last: str
     is_direct: bool
-    is_known: bool
+    command: str
     count: int = 0
 
     def answers(self, start: _Start, *, exactly: bool) -> bool:
         """Returns whether this may be what ``start`` started, or, with ``exactly``, certainly is."""
         if self.count < start.needs:
             return False
-        if not self.is_known:  # where the system cannot be asked, or the shell has ended before what it started
-            return not exactly and ("&" in start.text or not os.path.isdir("/proc/self"))
+        if self.command:  # where the system cannot be asked, or what is between has ended before what it started
+            launcher = start.text.removesuffix(self.command).split()[:1]
+            is_told = start.text.endswith(f" {self.command}") and (
+                self.is_direct or launcher != self.command.split()[:1]
+            )
+            return is_told if exactly else "&" in start.text or not os.path.isdir("/proc/self")
         if exactly:
             return f" {start.text}".endswith(f" {self.last}")
         return self.is_direct or any(mark in start.text for mark in "$*?[~")
 
 
 def read_reports(path: Path) -> ChildReports:
-    """Reads and removes the file of reports.
+    """Reads and removes the file of reports. Waits for what has been started and is still about to begin.
 
     Python that was started is governed when it said itself that it began. A text for a shell that names Python counts as
     such; its Pythons are governed when as many began below that shell as the text may have started without what is handed on.
     """
-    reports = ChildReports()
+    end = time.monotonic() + _START_S
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        while True:
+            alive = _alive(path)
+            reports, kinds = _reports_of(path.read_text(encoding="utf-8").splitlines())
+            if not reports.ungoverned or alive <= kinds.keys() or time.monotonic() > end:
+                break
+            time.sleep(_START_S / 100)
         path.unlink()
     except OSError as error:
-        return ChildReports(ungoverned=1, problems=[f"the reports of child processes cannot be read: {error}"])
+        unread = f"the reports of child processes cannot be read: {error}"
+        return ChildReports(ungoverned=Counter({"?": 1}), problems=[unread])
+    reports.running = sum(kinds.get(pid) == "program" for pid in alive)
+    return reports
+
+
+def _alive(reports: Path) -> set[int]:
+    """The processes that ``reports`` was handed on to and that have not ended. Empty where the system cannot be asked."""
+    handed_on, alive = os.fsencode(reports.name), set[int]()
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # another user's, or it has ended
+            if handed_on in environment.read_bytes():
+                alive.add(int(environment.parent.name))
+    return alive
+
+
+def _reports_of(lines: Iterable[str]) -> tuple[ChildReports, dict[int, str]]:
+    """The reports, and of each governed process what kind it is (see `report_begin`)."""
+    reports = ChildReports()
     waiting: dict[int, list[_Start]] = {}
     replaced: dict[int, _Start] = {}
     began: list[dict[str, Any]] = []
@@ -145,10 +179,11 @@ def read_reports(path: Path) -> ChildReports:
         except ValueError:
             continue  # a child was killed while it wrote
         if "started" in line_values:
-            pid, start = line_values["pid"], _Start(line_values["text"], line_values["needs"])
+            pid, start = line_values["pid"], _Start(line_values["started"], line_values["text"], line_values["needs"])
             if pid not in replaced:  # to replace itself it may try several folders
                 reports.started[line_values["started"]] += 1
-                reports.others[line_values["started"]] += not start.needs
+                if not start.needs:
+                    reports.others[start.name] += 1
             if line_values["exec"]:
                 replaced[pid] = start
             elif start.needs:
@@ -164,29 +199,28 @@ def read_reports(path: Path) -> ChildReports:
         reports.blocked.merge(Blocked(**kind) for kind in line_values.get("blocked", ()))
         reports.unevaluated.update(line_values.get("unevaluated", {}))
         reports.problems += line_values.get("problems", [])
-    reports.governed = len(began)
-    reports.multiprocessing = sum(line_values["began"] == "multiprocessing" for line_values in began)
+    kinds: dict[int, str] = {line_values["pid"]: line_values["began"] for line_values in began}
     programs = [line_values for line_values in began if line_values["began"] != "multiprocessing"]
-    reports.ungoverned = _unanswered(waiting, replaced, programs, {line_values["pid"] for line_values in began})
-    return reports
+    reports.governed, reports.multiprocessing = len(began), len(began) - len(programs)
+    reports.ungoverned = _unanswered(waiting, replaced, programs, kinds.keys())
+    return reports, kinds
 
 
 def _unanswered(
-    waiting: dict[int, list[_Start]], replaced: dict[int, _Start], programs: list[dict[str, Any]], governed: set[int]
-) -> int:
-    """The number of starts (by the process that starts, or replaces itself) that no Python answered by beginning."""
+    waiting: dict[int, list[_Start]], replaced: dict[int, _Start], programs: list[dict[str, Any]], governed: Set[int]
+) -> Counter[str]:
+    """The starts (by the process that starts, or replaces itself) that no Python answered by beginning, by name."""
     begun: dict[tuple[int, int], _Begun] = {}  # by who started it, and what process that was
     for program in programs:
         lineage: list[tuple[int, str]] = program["lineage"]
-        by, below = program["starter"], 0
+        by, below, command = program["starter"], 0, program["command"]
         for index, (pid, _) in enumerate(lineage):
             if pid in replaced or (index and (pid in waiting or pid in governed)):
-                by, below = pid, index if pid in replaced else index - 1
+                by, below, command = pid, index if pid in replaced else index - 1, ""
                 break
-        else:
-            lineage = [(program["pid"], "")]
         pid, last = lineage[below]
-        begun.setdefault((by, pid), _Begun(last, below == 0, bool(last))).count += 1
+        is_direct = program["is_orphan"] if command else below == 0
+        begun.setdefault((by, pid), _Begun(last, is_direct, command)).count += 1
     for pid, start in replaced.items():
         waiting.setdefault(pid, []).append(start)
     for exactly in (True, False):
@@ -197,12 +231,13 @@ def _unanswered(
             if answered is not None:
                 starts.remove(answered)
                 del begun[by, pid]
-    return sum(start.needs > 0 for starts in waiting.values() for start in starts)
+    return Counter(start.name for starts in waiting.values() for start in starts if start.needs)
 
 
 def report_begin(reports: Path, starter: int, kind: str = "program") -> None:
     """Says that this process is a Python that is governed, or held in a box; ``starter`` is the process that started it."""
-    append_report(reports, {"began": kind, "pid": os.getpid(), "lineage": _lineage(), "starter": starter})
+    who = {"pid": os.getpid(), "command": " ".join(sys.orig_argv), "is_orphan": not os.path.isdir(f"/proc/{starter}")}
+    append_report(reports, {"began": kind, **who, "lineage": _lineage(), "starter": starter})
 
 
 def _lineage() -> list[tuple[int, str]]:

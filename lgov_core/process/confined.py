@@ -65,6 +65,12 @@ def enter_box(
     confined = None if governance.policy is None else read_confinement(governance.policy)
     for file in (governance.audit, *(Path(store) for store in _stores(confined) if store)):
         make_folder(file.parent)  # what is to be hidden must be there
+    store = None if governance.store is None or "://" in governance.store else Path(governance.store).absolute()
+    if store is not None and store.parent == governance.audit.parent:
+        raise InstrumentationError(
+            f"the box shows nothing of {store.parent}, the record's folder, so the store {store.name} cannot be in it",
+            hint="name another folder, as in: lgov run --store .traces/traces.db --confine",
+        )
     refuse_untrusted(governance.audit)
     rules = preset_rules(preset or "workspace", Path.cwd()) if confined is None else confined.with_preset(preset)
     private = make_private_folder()

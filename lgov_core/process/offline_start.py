@@ -255,7 +255,6 @@ def starting_policy(start: OfflineStart, program: str, folder: Path, cwd: Path) 
     rules: list[ProposedRule] = []
     for tool in start.tools.values():
         rules += _of_tool(tool, dialect, roots, folder)
-    box = any(rule.rule["use"] in ("box", "shell") for rule in rules)
     text = (
         f"# For the tools that {program} offered to its model when lgov init started it offline.\n"
         "# Read it and change it to fit: each comment says what the rules leave open.\n"
@@ -263,7 +262,7 @@ def starting_policy(start: OfflineStart, program: str, folder: Path, cwd: Path) 
         "version: 1\nname: agent\n"
         "mode: enforce   # or shadow: judge and record everything, block nothing\n"
         "default: deny   # a tool that no rule names is not called\n"
-        + ("confine: {preset: workspace}   # of lgov run --confine, for what runs code\n" if box else "")
+        "confine: {preset: workspace}   # what lgov run --confine leaves open: this folder and the model\n"
         + ("rules:\n" + "\n".join(rule.text() for rule in rules) if rules else f"rules:\n{_NO_TOOLS}")
     )
     load(text, folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,8 +63,9 @@ class ClosingReport:
 
     ``runs_code`` are the programs that a policy lets run the folder's code. ``uncovered`` says for each instrumented
     framework at which points it cannot block. ``children`` counts started programs by name, ``governed_children`` those
-    that were under policy, also if another child started them, ``ungoverned_children`` the Python programs that were not,
-    ``other_children`` those that are not Python; ``children_refused``: the status is not 0 for the ungoverned ones.
+    that were under policy, also if another child started them, of which ``running_children`` have not ended;
+    ``ungoverned_children`` are the Python programs that were not, ``other_children`` those that are not Python, both by name;
+    ``children_refused``: the status is not 0 for the ungoverned ones.
     ``store`` is the trace store as it may be printed, or None, and ``rollout_id`` the rollout that the run is there, in which
     there were so many ``conversations``.
     ``unevaluated`` counts by host the requests to model servers that no rule saw; with ``unevaluated_refused`` they were
@@ -80,8 +81,9 @@ class ClosingReport:
     near_gaps: list[NearGap]
     children: dict[str, int]
     governed_children: int
-    ungoverned_children: int
-    other_children: int
+    running_children: int
+    ungoverned_children: dict[str, int]
+    other_children: dict[str, int]
     children_refused: bool
     failures: dict[str, int]
     audit: str
@@ -100,18 +102,17 @@ class ClosingReport:
 
     def lines(self) -> list[str]:
         """The report in words, a line each."""
+        # What children judged counts too, also of a framework that only they have loaded.
+        frameworks = list(dict.fromkeys([*self.frameworks, *(name for name in self.judged if name not in _OURSELVES)]))
         lines = [
-            f"governed: {', '.join(self.frameworks) or 'none'}; decisions: {self.allowed} allowed, {self.denied} denied"
+            f"governed: {', '.join(frameworks) or 'none'}; decisions: {self.allowed} allowed, {self.denied} denied"
         ]
         if self.would_deny:
             lines[0] += f"; shadow mode: {self.would_deny} of the allowed would have been denied"
-        # What children judged counts too, also of a framework that only they have loaded.
-        elsewhere = [name for name in self.judged if name not in (*self.frameworks, *_OURSELVES)]
-        if not self.frameworks and not elsewhere:
+        if not frameworks:
             lines.append("the program imported no framework that lgov governs: no tool call of it was judged")
-        judged = [name for name in (*self.frameworks, *elsewhere) if name in self.judged]
         # A framework below others (the openai client, say) has no decisions where those judge.
-        for framework in judged or self.frameworks:
+        for framework in [name for name in frameworks if name in self.judged] or frameworks:
             points = self.judged.get(framework, {})
             counts = [
                 counted(sum(points[point].values()), *words) for point, words in _WORDS.items() if point in points
@@ -144,13 +145,18 @@ class ClosingReport:
 
     def _child_lines(self) -> list[str]:
         lines: list[str] = []
-        names = ", ".join(name for name, _ in Counter(self.children).most_common(MAX_PLACES))
         if self.governed_children:
-            lines.append(f"{_started(self.governed_children)} governed")
+            running = f"; {self.running_children} still running, from now on in the record only" * bool(
+                self.running_children
+            )
+            lines.append(f"{_started(self.governed_children)} governed{running}")
         if self.ungoverned_children:
-            lines.append(f"{_started(self.ungoverned_children)} not governed (it started {names})")
+            lines.append(
+                f"{_started(sum(self.ungoverned_children.values()))} not governed ({_names(self.ungoverned_children)})"
+            )
         if self.other_children:
-            lines.append(f"{counted(self.other_children, 'other program')} without a policy: it started {names}")
+            what = counted(sum(self.other_children.values()), "other program")
+            lines.append(f"{what} without a policy: {_names(self.other_children)}")
         if self.children_refused:
             lines.append("status 78 for that: start them with this environment, or give --children best-effort")
         return lines
@@ -171,6 +177,10 @@ def blocked_lines(blocked: Sequence[Blocked], audit: str) -> list[str]:
         more = len(blocked) - MAX_BLOCKED
         lines.append(f"{more} further kinds were blocked: lgov audit show {audit} --denied")
     return lines
+
+
+def _names(started: Mapping[str, int]) -> str:
+    return f"it started {', '.join(name for name, _ in Counter(started).most_common(MAX_PLACES))}"
 
 
 def _started(count: int) -> str:

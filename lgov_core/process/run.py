@@ -52,6 +52,8 @@ from lgov_core.types import BLOCKING, Outcome, Rollout, new_id
 _SPARE = 4
 #: How long a signal that ends the program holds up what it interrupted, in seconds, while the report is made.
 _PAUSE_S = 2.0
+#: Signals that end a program which has no handler of its own: as a service, and with its terminal.
+_ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 _SPAWNERS = tuple(f"multiprocessing.popen_{way}" for way in ("spawn_posix", "spawn_win32", "forkserver"))
 
 
@@ -146,8 +148,9 @@ class GovernedRun:
         """Runs the program and returns its status. The report follows when the interpreter ends."""
         watch_children(self.reports, self._refuse_to_be_replaced)
         atexit.register(self._finish)
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._end_by_signal)
+        for number in _ENDING if threading.current_thread() is threading.main_thread() else ():
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, self._end_by_signal)
         options, governor = self.options, self.process.governor
         try:
             if options.endpoint is not None:
@@ -200,12 +203,12 @@ class GovernedRun:
         self.attempt_open = True
 
     def _end_attempt(self, status: int) -> None:
-        """Closes the attempt. A crash or an interrupt is an infrastructure outcome."""
+        """Closes the attempt. A crash or a signal is an infrastructure outcome."""
         store = self.process.opened.store
         if store is None or not self.attempt_open:
             return
         self.attempt_open = False
-        outcomes = {0: Outcome.SUCCEEDED, **dict.fromkeys((1, 130, 143), Outcome.INFRASTRUCTURE)}
+        outcomes = {0: Outcome.SUCCEEDED, **dict.fromkeys((1, 129, 130, 143), Outcome.INFRASTRUCTURE)}
         outcome = Outcome.BLOCKED if status == CANNOT_GOVERN else outcomes.get(status, Outcome.FAILED)
         error = f"exit status {status}" if status else None
         try:
@@ -260,8 +263,10 @@ class GovernedRun:
         process, options, guard = self.process, self.options, self.process.guard
         children = read_reports(self.reports)
         # multiprocessing announces no start, but loads one of these for it: then at least one process was not governed.
-        unseen = int(not children.multiprocessing and any(name in sys.modules for name in _SPAWNERS))
-        started = children.started + Counter({"multiprocessing": children.multiprocessing + unseen})
+        unseen = Counter(
+            multiprocessing=not children.multiprocessing and any(name in sys.modules for name in _SPAWNERS)
+        )
+        started = children.started + Counter(multiprocessing=children.multiprocessing) + unseen
         ungoverned = children.ungoverned + unseen
         refused = bool(ungoverned) and not options.ungoverned_children_are_accepted
         if refused and self.status == 0:
@@ -287,8 +292,9 @@ class GovernedRun:
             near_gaps=near_gaps(self.folder, adapters, self.script),
             children=dict(started),
             governed_children=children.governed,
-            ungoverned_children=ungoverned,
-            other_children=children.others.total(),
+            running_children=children.running,
+            ungoverned_children=dict(ungoverned),
+            other_children=dict(children.others),
             children_refused=refused,
             failures=dict(process.governor.failures),
             audit=str(options.governance.audit),

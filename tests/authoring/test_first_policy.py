@@ -14,7 +14,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from lgov_core.authoring.rules import checkable_schema, meanings, open_places
+from lgov_core.authoring.rules import checkable_schema, meanings, open_places, shut_tools
 from lgov_core.commands import cli
 from lgov_core.policies import ApprovalPolicy, load_policies, load_policy_file
 from lgov_core.process.offline_start import OfflineStart, start_offline, starting_policy
@@ -217,6 +217,20 @@ def test_check_names_what_rules_leave_open(tmp_path: Path) -> None:
     assert expected[0] in CliRunner().invoke(cli, ["policy", "check", str(tmp_path / "policy.yaml")]).stdout
     rules.append({"use": "egress", "tools": ["fetch"], "with": {"domains": ["example.com"]}})
     assert open_places(load_policies({"version": 1, "rules": rules}).rules) == expected[1:]
+
+
+def test_check_names_tools_that_one_rule_permits_and_another_denies(tmp_path: Path) -> None:
+    files = {"name": "files", "use": "path", "tools": ["read_file", "list_*"], "with": {"roots": ["."], "cwd": "."}}
+    known: dict[str, Any] = {"name": "known", "use": "tool", "with": {"allow": ["say"]}}
+    expected = "known denies read_file, which files is for: name it in allow, or give known tools: ['say']"
+    (tmp_path / "policy.yaml").write_text(json.dumps({"version": 1, "rules": [known, files]}))
+    assert f"shut: {expected}\n" in CliRunner().invoke(cli, ["policy", "check", str(tmp_path / "policy.yaml")]).stdout
+    policies = load_policies({"version": 1, "rules": [known, files]})
+    action = Action(Point.PRE_TOOL_CALL, "read_file", arguments={"path": "a"})
+    assert (policies.judge(action).effect, shut_tools(policies.rules)[:1]) == (Effect.DENY, [expected])
+    for repaired in ({**known, "tools": ["say"]}, {**known, "with": {"allow": ["say", "read_file", "list_*"]}}):
+        policies = load_policies({"version": 1, "rules": [repaired, files]})
+        assert (policies.judge(action).effect, shut_tools(policies.rules)) == (Effect.ALLOW, [])
 
 
 def test_a_schema_is_written_for_the_values_that_are_judged() -> None:

@@ -136,6 +136,33 @@ async def _three() -> Any:
         yield number
 
 
+class _Wrapper:
+    """A method as wrapt wraps it for OpenInference: it learns the agent from how it is read."""
+
+    def __init__(self, own: Any, runs: list[str], agent: Any = None) -> None:
+        self.own, self.runs, self.agent = own, runs, agent
+
+    def __get__(self, agent: Any, owner: type | None = None) -> Any:
+        return _Wrapper(self.own.__get__(agent, owner), self.runs, agent)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.runs.append(self.agent.name)
+        return self.own(*args, **kwargs)
+
+
+async def test_a_method_that_another_instrumentation_wrapped_is_called_as_python_calls_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs: list[str] = []
+    own = vars(AssistantAgent)["on_messages_stream"]
+    monkeypatch.setattr(AssistantAgent, "on_messages_stream", _Wrapper(own, runs))
+    with playing("instrumented", DENY, asks(("c1", "act", {"word": "x"})), says("ok")) as (parts, _seen, server):
+        result = await parts.agent("helper", [tool()]).run(task="x")
+    assert "DENIED" in str(server.requests[-1].body["messages"][-1])
+    assert result.messages[-1].to_text() == "ok"
+    assert runs[-1] == "helper", runs
+
+
 def test_the_self_test_leaves_nothing_in_the_programs_traces() -> None:
     """In a process of its own: a program's tracer provider can be set only once."""
     import subprocess

@@ -29,7 +29,7 @@ def test_the_agent_of_init_runs_without_a_key(framework: str, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     assert "the notes: plans, old" in done.stdout, "nothing was deleted"
     assert "lgov: denied: delete_note, by no-note-is-deleted/deny: notes are not deleted by agents (aud_" in done.stderr
-    assert (tmp_path / "new" / ".lgov" / "traces.db").is_file()
+    assert (tmp_path / "new" / ".traces" / "traces.db").is_file()
 
 
 def test_the_agent_of_init_uses_the_endpoint_that_is_named(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_init_keeps_what_is_there_and_names_what_writes_a_policy_for_it(tmp_path
     assert "lgov init -- python" in refused.stderr
     write(tmp_path, "version: 1\nrules: [{use: allow}]", "policy.yaml")
     assert json.loads(lgov("init", str(tmp_path), "--json").stdout) == {
-        "wrote": [str(tmp_path / ".lgov/.gitignore")],
+        "wrote": [str(tmp_path / folder / ".gitignore") for folder in (".lgov", ".traces")],
         "tools": [],
     }
     assert (tmp_path / "agent.py").read_text() == "print(1)"
@@ -71,7 +71,21 @@ def test_the_folder_of_records_is_there_and_not_for_a_repository(
     monkeypatch.chdir(tmp_path)
     lgov("init", "--framework", "openai")
     open_store(load_settings().store or "").close()  # as lgov serve opens it before any run
-    assert (tmp_path / ".lgov" / ".gitignore").read_text() == "*\n"
+    assert [(tmp_path / folder / ".gitignore").read_text() for folder in (".lgov", ".traces")] == ["*\n"] * 2
+
+
+def test_the_agent_of_init_runs_in_a_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lgov("init", "--framework", "openai")
+    hidden = lgov_run(tmp_path, "python", "agent.py", options=("--store", ".lgov/traces.db", "--confine"))
+    assert hidden.returncode == 78
+    assert "so the store traces.db cannot be in it" in hidden.stderr
+    for options in (("--confine",), ("--confine", "--preset", "workspace")):
+        done = lgov_run(tmp_path, "python", "agent.py", options=options)
+        if "namespace" in done.stderr and done.returncode == 78:
+            pytest.skip(f"no box here: {done.stderr[-200:]}")
+        assert done.returncode == 0, done.stderr
+        assert "denied: delete_note" in done.stderr
 
 
 def test_a_shadow_run_becomes_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +94,7 @@ def test_a_shadow_run_becomes_a_policy(tmp_path: Path, monkeypatch: pytest.Monke
     policy = (tmp_path / "policy.yaml").read_text().replace("mode: enforce", "mode: shadow")
     (tmp_path / "policy.yaml").write_text(policy.replace("tools: [delete_note]", "tools: [drop_note]"))
     assert lgov_run(tmp_path, "python", "agent.py").returncode == 0
-    done = lgov("policy", "suggest", ".lgov/traces.db", "--output", "made.yaml")
+    done = lgov("policy", "suggest", ".traces/traces.db", "--output", "made.yaml")
     assert done.exit_code == 0, done.output
     rules = {rule.name for rule in load_policy_file(tmp_path / "made.yaml").rules}
     assert {"list_notes", "delete_note"} <= rules

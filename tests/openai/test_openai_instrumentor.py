@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import openai
 import pytest
+from opentelemetry import context
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, DEFAULT_ON
 
 from lgov_core.errors import InstrumentationError
 from lgov_core.testing import ScriptedModelServer
@@ -37,12 +39,16 @@ def test_instrumentation_covers_every_client(governor):
         assert chat(before.with_options(base_url=server.base_url)).tool_calls, "uninstrumented, it still judges"
 
 
-def test_the_self_test_is_not_in_the_programs_traces(governor, monkeypatch):
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
+@pytest.mark.parametrize(("sampler", "heeds"), [(DEFAULT_ON, False), (ALWAYS_ON, True)])
+def test_the_self_test_is_not_in_the_programs_traces_and_logs(governor, monkeypatch, caplog, sampler, heeds):
+    caplog.set_level("DEBUG")
+    exporter, provider = InMemorySpanExporter(), TracerProvider(sampler=sampler)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     create = openai.resources.chat.completions.Completions.create
 
-    def traced(*args, **kwargs):  # as an instrumentation that knows no key
+    def traced(*args, **kwargs):  # as an instrumentation that knows no key, or as OpenInference and OpenLLMetry
+        if heeds and context.get_value(context._SUPPRESS_INSTRUMENTATION_KEY):
+            return create(*args, **kwargs)
         with provider.get_tracer("other").start_as_current_span("ChatCompletion"):
             return create(*args, **kwargs)
 
@@ -51,7 +57,9 @@ def test_the_self_test_is_not_in_the_programs_traces(governor, monkeypatch):
         instrument(governor)
         try:
             assert not exporter.get_finished_spans()
+            assert not [record for record in caplog.records if record.name.startswith(("openai", "httpx"))]
             assert chat(programs.client(server.base_url)).content == "hi"
+            assert f"HTTP Request: POST {server.base_url}/chat/completions" in caplog.text
         finally:
             uninstrument()
     assert [span.name for span in exporter.get_finished_spans()] == ["ChatCompletion"]
