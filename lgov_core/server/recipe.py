@@ -145,8 +145,15 @@ def algorithm_for(settings: TrainSettings) -> Algorithm:
 
 
 def extra_groups_for(settings: TrainSettings, chosen: Algorithm) -> int:
-    """How many groups an update may collect in place of alike ones. Raises `SettingsError` where none can be alike."""
+    """How many groups an update may collect in place of alike ones. Raises `SettingsError` where none can be alike, and for
+    groups of one rollout where rollouts of a group are compared.
+    """
     training = settings.training
+    if training.group_size == 1 and compares_groups(chosen.credit):
+        raise SettingsError(
+            f"training.group_size is 1, and {chosen.name} compares the rollouts of a group: nothing would be learnt",
+            hint="set it to 4 or more, or choose an algorithm such as ppo or reinforce++",
+        )
     if training.max_extra_groups is None:
         return chosen.extra_groups * training.batch_size
     if training.max_extra_groups and not compares_groups(chosen.credit):

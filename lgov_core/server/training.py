@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
+from lgov_core._util.json_text import canonical_json
 from lgov_core.audit import default_signer
 from lgov_core.errors import LgovError, SettingsError, TrainError, counted
 from lgov_core.gateway.access import KeyRing
@@ -266,9 +267,16 @@ class TrainingServer:
         each = updates_of(self.coordinator.tasks.of("train"), training.batch_size)
         steps = training.epochs * each
         if training.steps is None or training.steps <= steps:
-            return steps if training.steps is None else training.steps, ""
+            return steps if training.steps is None else training.steps, self._overlap()
         passes, needed = counted(training.epochs, "epoch"), math.ceil(training.steps / each)
         return steps, f"{passes} of the tasks are {steps} updates, not {training.steps}: --epochs {needed} makes those"
+
+    def _overlap(self) -> str:
+        """Says how many held-out tasks are trained on."""
+        train = {canonical_json(task) for task in self.coordinator.tasks.of("train")}
+        test = self.coordinator.tasks.of("test")
+        both = sum(canonical_json(task) in train for task in test)
+        return f"held-out tasks that are trained on too: {both} of {len(test)}" if both else ""
 
     def _train(self, run: RunState) -> None:
         try:

@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from lgov_core import Client
 from lgov_core.client.attempts import AgentRunner
 from lgov_core.client.wire import Assignment
+from lgov_core.errors import SettingsError
 from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.upstream import UpstreamEngine
@@ -144,3 +145,28 @@ def test_calls_to_an_endpoint_of_this_machine_pass_no_proxy(monkeypatch: pytest.
     elsewhere = AgentRunner(lambda resource, task: 1.0, endpoint="http://10.0.0.7:9", instrument=False)
     assert os.environ["NO_PROXY"] == "intranet.example"
     elsewhere.close()
+
+
+def test_groups_of_one_rollout_are_refused_where_rollouts_are_compared(serve: Callable[..., TrainingServer]) -> None:
+    with pytest.raises(SettingsError, match="group_size is 1, and grpo compares the rollouts of a group"):
+        serve(group_size=1)
+
+
+def test_a_client_is_told_what_may_make_a_training_worthless(
+    serve: Callable[..., TrainingServer], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def agent(resource: Any, task: Any) -> float:
+        if task.question == "raise":
+            return {}["score"]
+        return float(len(ask(resource, task.question, temperature=0, n=2)))
+
+    server = serve(steps=1, batch_size=3, group_size=2)
+    client = Client(server.url)
+    tasks = [*TASKS, {"question": "raise"}]
+    client.upload_data(tasks, tasks[:1])
+    client.train(agent)
+    said = " ".join(capfd.readouterr().err.split())
+    assert "NOTE: held-out tasks that are trained on too: 1 of 1" in said
+    assert "2 of 6 rollouts ended with an exception of the agent, which is reward 0: 2 times KeyError: 'score'" in said
+    assert "in all 2 groups every rollout begins with the same tokens" in said
+    assert "of 4 replies with several choices nothing says which one the agent went on with" in said

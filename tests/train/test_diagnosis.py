@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -19,6 +20,8 @@ pytest.importorskip("pyarrow", reason='needs the extra "train"')
 from lgov_core.commands import cli
 from lgov_core.store import open_store
 from lgov_core.train.diagnosis import RunFinding, examine
+from lgov_core.train.diagnosis.checks import examine_evidence
+from lgov_core.train.diagnosis.evidence import Evidence
 from lgov_core.train.sections import RuntimeSection, TrainingSection
 from lgov_core.types import Rollout
 
@@ -58,7 +61,7 @@ def test_a_healthy_run_has_no_finding(run: RunFolder) -> None:
     report = examine(made(run, groups(MIXED, MIXED, MIXED, (Rolled(1.0),) * 4), updates=4))
     assert (report.findings, dict(report.not_examined)) == ((), {})
     assert (report.updates, report.rollouts) == (4, 128)
-    assert len(report.checked) == 16
+    assert len(report.checked) == 18
 
 
 def test_a_run_that_learns_has_no_finding(tmp_path: Path) -> None:
@@ -236,7 +239,7 @@ def test_a_few_rollouts_are_not_enough_for_a_finding(run: RunFolder) -> None:
     report = examine(run.folder)
     assert report.findings == ()
     assert set(report.not_examined) == {"violations-rising", "tool-rewards-farmed"}
-    assert len(report.checked) == 14
+    assert len(report.checked) == 16
 
 
 def test_a_store_without_a_run_is_examined_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -246,7 +249,8 @@ def test_a_store_without_a_run_is_examined_as_far_as_it_goes(tmp_path: Path) -> 
     report = examine(run.folder / "store.sqlite")
     assert [finding.name for finding in report.findings] == ["violations-rising"]
     of_updates = {"entropy-collapsed", "kl-running-off", "weights-stale", "logprobs-differ"}
-    assert set(report.not_examined) == of_updates | {"no-model-call", "agents-raise", "rollouts-lost"}
+    of_updates |= {"no-model-call", "agents-raise", "rollouts-lost", "updates-too-large", "policy-collapsed"}
+    assert set(report.not_examined) == of_updates
 
 
 def test_held_out_rollouts_of_a_store_are_not_examined(run: RunFolder) -> None:
@@ -291,3 +295,39 @@ def test_the_command_says_what_it_takes(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "there is no run in" in result.stderr
     assert "name a folder with a metrics.jsonl" in result.stderr
+
+
+def of_updates(*lines: dict[str, Any]) -> dict[str, RunFinding]:
+    updates = [{"phase": "train", "step": step, "rows": 4, **line} for step, line in enumerate(lines, 1)]
+    return {finding.name: finding for finding in examine_evidence("run", Evidence(updates)).findings}
+
+
+@pytest.mark.parametrize("name", ["no-model-call", "agents-raise", "rollouts-lost"])
+def test_how_rollouts_end_badly_is_a_finding_where_it_is_more_than_a_few(name: str) -> None:
+    text = "5 of 8 rollouts ended so: 5 times KeyError: 'score' (agent.py, line 3)"
+    lines = [{"rollouts": 8, "endings": {name: 5}, "warnings": {name: text}}] * 2
+    found = of_updates(*lines)
+    assert list(found) == [name]
+    assert found[name].severity == "critical"
+    assert found[name].sentence.startswith("10 of 16 recent rollouts ")
+    assert ("5 times KeyError: 'score' (agent.py, line 3)" in found[name].sentence) is (name != "no-model-call")
+    assert of_updates(*[{"rollouts": 64, "endings": {name: 1}}] * 2) == {}
+
+
+def test_an_update_that_moves_the_policy_away_names_the_learning_rate() -> None:
+    calm = {"moved": 0.02, "clip_fraction": 0.1, "learning_rate": 1e-3}
+    assert of_updates(calm, calm) == {}
+    found = of_updates({"moved": 8.5, "clip_fraction": 0.69, "learning_rate": 0.5}, calm)
+    assert list(found) == ["updates-too-large"]
+    assert "in update 1 by 8.5 nats a token, with 69% of its tokens clipped" in found["updates-too-large"].sentence
+    assert "it was 0.5" in found["updates-too-large"].advice
+
+
+def test_a_policy_that_stopped_trying_has_collapsed_and_one_that_has_learnt_all_has_not() -> None:
+    def line(informative: int, mean: float) -> dict[str, Any]:
+        return {"groups_informative": informative, "mean_return": mean}
+
+    assert list(of_updates(line(4, 0.4), *[line(0, 0.1)] * 3)) == ["policy-collapsed"]
+    assert of_updates(line(4, 0.4), *[line(0, 1.0)] * 3) == {}
+    assert of_updates(line(4, 0.4), *[line(0, 0.1)] * 2) == {}, "too few to say"
+    assert of_updates(*[line(0, 0.1)] * 5) == {}, "it never differed"

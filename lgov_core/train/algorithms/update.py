@@ -44,9 +44,10 @@ class UpdateMetrics:
     """The effect of one update. Means are over trained tokens.
 
     Of the first epoch: ``loss``, ``kl`` (to the reference, k3; None where there is none), ``entropy`` (the mean of -log p over
-    the tokens that were sampled), ``grad_norm`` (before clipping) and ``logprob_drift``, the mean absolute difference
-    between recorded and recomputed log-probabilities before the first step, of tokens that are not stale. Of the last:
-    ``clip_fraction`` and ``moved``, how far the policy was from where the update began before each step (k3, nats a token).
+    the tokens that were sampled; None where nothing was trained), ``grad_norm`` (before clipping) and ``logprob_drift``, the
+    mean absolute difference between recorded and recomputed log-probabilities before the first step, of tokens that are not
+    stale. Of the last: ``clip_fraction`` and ``moved``, how far the policy was from where the update began before each step
+    (k3, nats a token).
 
     ``steps`` counts the optimiser's steps, ``learning_rate`` is that of this update. ``stale_tokens`` were sampled by older
     weights than those at the start; ``importance`` is the mean weight that the corrected ones got, and ``dropped_tokens``
@@ -60,7 +61,7 @@ class UpdateMetrics:
     tokens: int = 0
     loss: float = 0.0
     kl: float | None = None
-    entropy: float = 0.0
+    entropy: float | None = None
     clip_fraction: float = 0.0
     grad_norm: float = 0.0
     logprob_drift: float = 0.0

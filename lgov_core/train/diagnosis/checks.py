@@ -289,6 +289,11 @@ _LEAST_ENTROPY: Final = 0.01
 _ENTROPY_LEFT: Final = 0.1
 #: KL to the reference, nats a token.
 _MOST_KL: Final = 0.5
+#: How far one update may move the policy, in nats a token, and the share of tokens that may be clipped in it.
+_MOVED: Final = 0.5
+_CLIPPED: Final = 0.5
+#: Updates in a row without a group that differs after which a policy is stuck.
+_STUCK: Final = 3
 #: How many more rollouts with a violation, and rewarded repeats a rollout, are worth a finding.
 _MORE_VIOLATIONS: Final = 0.05
 _MORE_REPEATS: Final = 0.2
@@ -307,6 +312,55 @@ def find_entropy_collapse(evidence: Evidence) -> RunFinding | None:
         "Lower training.learning_rate, raise training.kl_coef, or take --algorithm dapo, whose clip leaves rare tokens room.",
         {"first": ends[0], "last": ends[1]},
     )
+
+
+def find_large_updates(evidence: Evidence) -> RunFinding | None:
+    """Updates after which the policy was another one: it moved by nats a token, or half of its tokens were clipped."""
+    large = [
+        line
+        for line in evidence.updates
+        if _number(line, "moved") > _MOVED or _number(line, "clip_fraction") > _CLIPPED
+    ]
+    if not large:
+        return None
+    worst = max(large, key=lambda line: (_number(line, "moved"), _number(line, "clip_fraction")))
+    figures = {name: _number(worst, name) for name in ("step", "moved", "clip_fraction", "learning_rate")}
+    return RunFinding(
+        "updates-too-large",
+        Severity.CRITICAL,
+        f"In {len(large)} of {len(evidence.updates)} updates the policy moved too far at once; in update {figures['step']:g} by"
+        f" {figures['moved']:.3g} nats a token, with {figures['clip_fraction']:.0%} of its tokens clipped.",
+        f"Lower training.learning_rate (it was {figures['learning_rate']:.3g}), and begin again or from an earlier checkpoint.",
+        {**figures, "updates": len(large)},
+    )
+
+
+def find_collapse(evidence: Evidence) -> RunFinding | None:
+    """A policy that has stopped trying: for several updates no group differs, at a return below an earlier one."""
+    lines = [line for line in evidence.updates if isinstance(line.get("groups_informative"), int)]
+    last = max((at for at, line in enumerate(lines) if line["groups_informative"]), default=None)
+    if last is None or len(lines) - last - 1 < _STUCK:
+        return None
+    before, after = (
+        [line["mean_return"] for line in part if isinstance(line.get("mean_return"), int | float)]
+        for part in (lines[: last + 1], lines[last + 1 :])
+    )
+    if not before or not after or fmean(after) >= max(before):
+        return None
+    stuck = len(lines) - last - 1
+    return RunFinding(
+        "policy-collapsed",
+        Severity.CRITICAL,
+        f"In the last {stuck} updates all rollouts of every task earned the same, and less ({fmean(after):.3g}) than in an"
+        f" earlier update ({max(before):.3g}): nothing can be learnt any more.",
+        "Go back to an earlier checkpoint (RUN/best), lower training.learning_rate, raise training.kl_coef.",
+        {"updates": stuck, "return": fmean(after), "best_return": max(before)},
+    )
+
+
+def _number(line: Mapping[str, Any], name: str) -> float:
+    value = line.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def find_kl(evidence: Evidence) -> RunFinding | None:
@@ -396,6 +450,8 @@ def _mean(values: Sequence[tuple[TrainedRollout, float]]) -> Estimate:
 _CHECKS: Final[tuple[Callable[[Evidence], RunFinding | None], ...]] = (
     find_violations,
     find_farming,
+    find_large_updates,
+    find_collapse,
     find_dull_reward,
     find_air_alone,
     find_truncated,
@@ -410,7 +466,15 @@ _SEVERITIES: Final = list(Severity)
 #: All findings, by the part of the evidence that they need; some need two.
 _NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "metrics": (*_ENDINGS, "entropy-collapsed", "kl-running-off", "weights-stale", "logprobs-differ"),
+        "metrics": (
+            *_ENDINGS,
+            "updates-too-large",
+            "policy-collapsed",
+            "entropy-collapsed",
+            "kl-running-off",
+            "weights-stale",
+            "logprobs-differ",
+        ),
         "kl": ("kl-running-off",),
         "store": ("tool-calls-malformed", "retokenisation-drift", "violations-rising", "tool-rewards-farmed"),
         "ends": ("violations-rising", "tool-rewards-farmed"),

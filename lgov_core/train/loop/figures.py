@@ -116,7 +116,8 @@ _LOOKED_AT: Final = 4
 def reply_warnings(
     transitions: Sequence[Transition], calls_of: Callable[[list[str]], Iterable[CapturedCall]]
 ) -> dict[str, str]:
-    """Warnings about the replies of an update, by name: ``replies-truncated`` (as `lgov doctor` has it), ``no-tool-calls``.
+    """Warnings about the replies of an update, by name: ``replies-truncated`` (as `lgov doctor` has it), ``replies-equal``,
+    ``no-tool-calls``.
 
     ``calls_of`` reads the calls of rollouts. It is asked only when no reply has a tool call, for whether tools were offered.
     """
@@ -125,6 +126,16 @@ def reply_warnings(
     if cut > _CUT_OFF * count:
         warnings["replies-truncated"] = (
             f"{cut} of {count} replies were cut off at the limit of tokens: raise model.max_new_tokens, or max_tokens"
+        )
+    groups: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+    for transition in transitions:
+        if transition.turn == 0 and not transition.set_aside:
+            groups[transition.task_id].append(transition.response_ids)
+    replies = [group for group in groups.values() if len(group) > 1 and len(group[0]) > 1]
+    if len(replies) > 1 and all(len(set(group)) == 1 for group in replies):
+        warnings["replies-equal"] = (
+            f"in all {len(replies)} groups every rollout begins with the same tokens: look for a temperature of 0 or a fixed"
+            " seed in the agent's calls"
         )
     if count and not any(transition.tool_call_ids for transition in transitions):
         rollouts = list(dict.fromkeys(transition.rollout_id for transition in transitions))[:_LOOKED_AT]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lgov_core.errors import TrainError
+from lgov_core.errors import TrainError, counted
 from lgov_core.gateway.protocol import EngineControl
 from lgov_core.store import TraceStore
 from lgov_core.train.loop.checkpoint import Seal
@@ -32,7 +32,7 @@ from lgov_core.train.loop.sampling import (
     sample_groups,
 )
 from lgov_core.train.loop.training_run import Learner, Resumed, TrainingRun
-from lgov_core.transitions import CreditRules, Selection, TransitionSet, build_transitions
+from lgov_core.transitions import CreditRules, DataFinding, Selection, TransitionSet, build_transitions
 from lgov_core.types import Attempt
 
 
@@ -250,6 +250,11 @@ class TrainingLoop:
         data, results, dropped = collected.credited, collected.results, self.store.dropped_spans
         endings, warnings = rollout_endings(results, data.transitions, self.store.calls)
         warnings |= reply_warnings(data.transitions, self.store.calls)
+        if unknown := data.counts().get(DataFinding.UNKNOWN_CHOICE, 0):
+            warnings["unknown-choice"] = (
+                f"of {counted(unknown, 'reply', 'replies')} with several choices nothing says which one the agent went on with,"
+                " so the first is paid: ask for one (n=1), or name the choice in the reward"
+            )
         return {
             "rollouts": len(results),
             "endings": endings,
