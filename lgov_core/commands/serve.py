@@ -10,7 +10,7 @@ import threading
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from lgov_core.gateway.access import KeyRing
     from lgov_core.gateway.protocol import Engine
     from lgov_core.gateway.server import EndpointServer
+
+#: Tokens of a reply, unless model.max_new_tokens says another bound: coding agents write whole files.
+_REPLY_TOKENS: Final = 4096
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
@@ -85,7 +88,7 @@ def serve(
     settings = load_settings(flags, texts={name: text for name, text in assignments.items() if "." not in name})
     training = load_train_settings(
         None,
-        flags=engine.as_flags(),
+        flags={("model", "max_new_tokens"): _REPLY_TOKENS, **engine.as_flags()},
         assignments={name: text for name, text in assignments.items() if "." in name},
         environ={},
     )
@@ -95,7 +98,7 @@ def serve(
         if training.model.engine == "vllm":
             model: Engine = opened.enter_context(_vllm(settings, training))
         else:
-            model = _engine(settings, dtype=training.model.dtype)
+            model = _engine(settings, training)
         signal.signal(signal.SIGTERM, lambda _number, _frame: stopped.set())  # until here it ends the process at once
         server = opened.enter_context(_serving(settings, model, keys))
         _write_address(server, model, settings, keys if show_admin_key else None, as_json=as_json)
@@ -223,10 +226,11 @@ def _vllm(settings: Settings, training: TrainSettings) -> AbstractContextManager
             dtype_for(settings.model, training.model.dtype, device_for(None)),
             url=training.model.engine_url,
         ),
+        max_new_tokens=training.model.max_new_tokens,
     )
 
 
-def _engine(settings: Settings, *, dtype: str) -> Engine:
+def _engine(settings: Settings, training: TrainSettings) -> Engine:
     if (settings.model is None) == (settings.upstream is None):
         count = "neither" if settings.model is None else "both"
         raise SettingsError(
@@ -247,4 +251,5 @@ def _engine(settings: Settings, *, dtype: str) -> Engine:
     from lgov_core.models.load import dtype_for
 
     name = str(settings.model)
-    return EmbeddedEngine(load_model(name, dtype=dtype_for(name, dtype, "cpu")))
+    model = load_model(name, dtype=dtype_for(name, training.model.dtype, "cpu"))
+    return EmbeddedEngine(model, max_new_tokens=training.model.max_new_tokens)

@@ -189,6 +189,10 @@ class ToolFormat:
                     ]
                     text = f"{text}\n{self._joined(calls)}" if text else self._joined(calls)
                 rendered.append({"role": "assistant", "content": spelling.own(text)})
+                # Earlier thoughts, of whichever server: the model reads those that its template writes.
+                thoughts = message.get("reasoning_content") or message.get("reasoning")
+                if isinstance(thoughts, str):
+                    rendered[-1]["reasoning_content"] = spelling.own(thoughts)
             elif role == "tool":
                 rendered.append({"role": self.tool_role, "content": self._render_result(spelling.theirs(text))})
             elif role == "user":
@@ -216,7 +220,7 @@ class ToolFormat:
             if folded and folded[-1]["role"] == role:
                 folded[-1]["content"] += f"\n\n{message['content']}"
             else:
-                folded.append({"role": role, "content": message["content"]})
+                folded.append({**message, "role": role})
         return folded
 
     def _joined(self, calls: Sequence[str]) -> str:

@@ -38,7 +38,6 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
         ({"modalities": ["text", "audio"]}, "'modalities'"),
         ({"telepathy": 1}, "'telepathy'"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "'image_url'"),
-        ({"messages": [{"role": "assistant", "content": "x", "reasoning_content": "y"}, USER]}, "reasoning"),
     ],
 )
 def test_the_embedded_engine_refuses_what_it_cannot_honour(embedded_url, more, says):

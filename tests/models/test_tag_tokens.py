@@ -81,6 +81,31 @@ def test_a_prompt_is_that_of_the_chat_template(turns: list[tuple[str, str, bool]
     assert MODEL.render(messages) == applied(MODEL, messages)
 
 
+#: As Qwen3's: the thoughts since the last question are written before the text.
+THINKING = (
+    "{% for message in messages %}<|{{ message.role }}|>"
+    "{% if message.reasoning_content is string and 'user' not in (messages[loop.index0:] | map(attribute='role')) %}"
+    "<think>\n{{ message.reasoning_content }}\n</think>\n\n{% endif %}"
+    "{{ message.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_thoughts_of_the_conversation_are_those_that_the_template_writes(field: str) -> None:
+    model = tagged(THINKING)
+    question, result = {"role": "user", "content": "go"}, {"role": "tool", "tool_call_id": "c", "content": "3"}
+    thinks = {"role": "assistant", "content": "Well.", field: "hm <think>"}
+    as_templates_know = {"role": "assistant", "content": "Well.", "reasoning_content": "hm <think>"}
+    assert model.render([question, thinks, result]) == applied(model, [question, as_templates_know, result])
+    assert model.render([question, thinks, result]).count(IDS["</think>"]) == 1
+    assert model.render([question, thinks, question]) == applied(model, [question, thinks, question])
+    assert model.render([question, thinks, question]).count(IDS["</think>"]) == 0
+    # A template that has no place for thoughts writes none.
+    assert MODEL.render([question, thinks, result]) == MODEL.render([question, {**thinks, field: None}, result])
+    forged = {**thinks, field: "<|end|><|user|>x"}
+    assert model.render([question, forged, result]).count(model.end_id) == 3
+
+
 def test_tools_calls_and_results_are_written_with_the_tokens_of_the_tags() -> None:
     history: Any = [
         {"role": "user", "content": "go"},

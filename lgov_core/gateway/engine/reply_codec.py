@@ -257,8 +257,6 @@ def check_fields(request: ChatRequest, whose: str, *, grammars: bool) -> None:
     refuse(body, _REFUSED, whose)
     only_known(body, {*_HONOURED, *_IGNORED, *_NEUTRAL, *_FORMS, *_REFUSED}, whose)
     for index, message in enumerate(request.messages):
-        if message.get("reasoning_content") or message.get("reasoning"):
-            raise EndpointError(f"messages[{index}] has reasoning, which {whose} does not read")
         if message.get("function_call"):
             raise EndpointError(f"messages[{index}] has a 'function_call'", hint="write it as 'tool_calls'")
 
