@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lgov_core.audit import AuditLog
-from lgov_core.store import open_store
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
-from tests.clients.programs_of_users import ASK, CLIENTS, Client
+from tests.clients.programs_of_users import ASK, CLIENTS, COMMAND, Client, block
+from tests.clients.served import LGOV, RULES, Served, started
 from tests.confine.conftest import why_not
 
-POLICY = """
-version: 1
-rules:
-  - {name: tools, use: tool, with: {allow: [exec_command, run_shell_command, bash]}}
-confine: {preset: workspace, read: [%s], environment: [OPENAI_MODEL]}
+POLICY = f"""{RULES}
+confine: {{preset: workspace, read: [%s], environment: [OPENAI_MODEL]}}
 """
-LGOV = (sys.executable, "-m", "lgov_core")
 EACH = [pytest.param(client, id=name) for name, client in CLIENTS.items()]
+
+
+#: What a box keeps a command from writing beside the working folder.
+BESIDE = "beside.txt"
 
 
 def script(body: Mapping[str, Any]) -> ScriptedReply | str:
@@ -38,50 +36,20 @@ def script(body: Mapping[str, Any]) -> ScriptedReply | str:
     for client in CLIENTS.values() if not done else ():
         name, arguments = client.other if forbidden else client.shell
         if {client.other[0], client.shell[0]} <= tools:
+            beside = "and beside it" in json.dumps(items)
+            arguments = {key: f"{value}; echo x > ../{BESIDE}" if beside and value == COMMAND else value
+                         for key, value in arguments.items()}  # fmt: skip
             return ScriptedReply(tool_calls=[ScriptedCall(name, arguments)])
     return "All done."
 
 
-class Served:
-    """`lgov serve` with a policy and a store, in front of a scripted model that gives token ids as vLLM does."""
-
-    def __init__(self, place: Path, url: str, model: ScriptedModelServer) -> None:
-        self.place = place
-        self.url = url
-        self.model = model
-
-    def base_url(self, rollout: str) -> str:
-        return f"{self.url}/rollout/{rollout}/attempt/1/v1"
-
-    def calls(self, rollout: str) -> list[Any]:
-        store = open_store(str(self.place / "store.sqlite"))
-        try:
-            return [call for call in store.calls() if call.rollout_id == rollout]
-        finally:
-            store.close()
-
-    def denied(self, rollout: str) -> set[str]:
-        """The names of what was denied."""
-        with AuditLog(self.place / "audit.db") as log:
-            return {str(entry.name) for entry in log.entries(rollout) if entry.effect == "deny"}
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    place = tmp_path_factory.mktemp("served")
-    (place / "policy.yaml").write_text(POLICY.partition("confine")[0])
-    with ScriptedModelServer(script, token_ids=True) as model:
-        command = [*LGOV, "serve", "--upstream", model.base_url, "--store", "store.sqlite",
-                   "--policy", "policy.yaml", "--audit", "audit.db", "--port", "0"]  # fmt: skip
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("LGOV_")}
-        process = subprocess.Popen(command, cwd=place, env=environment, stdout=subprocess.PIPE, text=True)
-        try:
-            assert process.stdout is not None
-            address = process.stdout.readline().split()[-1]  # serving * on URL/v1
-            yield Served(place, address.removesuffix("/v1"), model)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
+    with (
+        ScriptedModelServer(script, token_ids=True) as model,
+        started(tmp_path_factory.mktemp("served"), "--upstream", model.base_url) as served,
+    ):
+        yield served
 
 
 def reply_text(call: Any) -> str:
@@ -89,7 +57,7 @@ def reply_text(call: Any) -> str:
     return bytes(token for token in call.response_ids if token < 256).decode()
 
 
-@pytest.mark.client("attributed", "token-exact")
+@pytest.mark.client("attributed")
 @pytest.mark.parametrize("client", EACH)
 def test_it_does_a_small_task_and_every_call_is_recorded(served: Served, tmp_path: Path, client: Client) -> None:
     rollout = f"task-{client.slug}"
@@ -118,19 +86,34 @@ def test_a_call_that_the_policy_denies_never_reaches_it(served: Served, tmp_path
     assert served.denied(rollout) == {client.other[0]}
 
 
+@pytest.mark.parametrize(("npm", "route"), [("@ai-sdk/anthropic", "messages"), ("@ai-sdk/openai", "responses")])
+def test_opencode_asks_other_apis_with_other_packages(served: Served, tmp_path: Path, npm: str, route: str) -> None:
+    def configure(work: Path, url: str) -> None:
+        (work / "opencode.json").write_text(block("opencode.json", url).replace("@ai-sdk/openai-compatible", npm))
+
+    rollout = f"opencode-{route}"
+    done = replace(CLIENTS["opencode"], configure=configure).run(tmp_path, served.base_url(rollout))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "made.txt").read_text() == "hello\n"
+    assert {call.route for call in served.calls(rollout)} == {route}
+
+
 @pytest.mark.client("boxed")
 @pytest.mark.skipif(why_not() is not None, reason=f"no box here: {why_not()}")
 @pytest.mark.parametrize("client", EACH)
 def test_it_does_the_task_in_a_box(served: Served, tmp_path: Path, client: Client) -> None:
     rollout = f"boxed-{client.slug}"
-    (tmp_path / "policy.yaml").write_text(POLICY % (client.program().parents[3] if client.from_npm else "."))
     url = served.base_url(rollout)
     before = (*LGOV, "run", "--confine", "--endpoint", url, "--rollout-id", rollout, "--")
-    done = client.run(tmp_path, url, before=before)
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "policy.yaml").write_text(POLICY % (client.program().parents[3] if client.from_npm else "."))
+    done = client.run(work, url, ask=f"{ASK} and beside it", before=before)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "All done." in done.stdout
     assert "confined: " in done.stderr
-    assert (tmp_path / "made.txt").read_text() == "hello\n"
+    assert (work / "made.txt").read_text() == "hello\n"
+    assert not (tmp_path / BESIDE).exists()
     assert len(served.calls(rollout)) >= 2
 
 
