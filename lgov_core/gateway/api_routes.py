@@ -87,6 +87,8 @@ class ApiRoutes:
             ("POST", "/messages/count_tokens", self.count_tokens),
             ("POST", "/embeddings", self.embeddings),
             ("GET", "/models", self.models),
+            ("GET", "/models/{model:path}", self.models),
+            ("GET", "/left_out", self.left_out),
         ]
         return [
             RuledRoute(f"{prefix}/v1{path}", handler, methods=[method], access=Access.AGENT, is_call=method == "POST")
@@ -127,7 +129,7 @@ class ApiRoutes:
     async def _answer(self, api: Api, who: Attribution, body: Mapping[str, Any], engine: Engine) -> Response:
         """Reads, judges, makes and records one call: the reply as its client may get it."""
         started_at = time.time()
-        body, left_out = self._offered(api, body, engine)
+        body, left_out = self._offered(api, body, engine, who)
         call = ReceivedCall(self._exchange(api, who, body, engine), engine, who, started_at, left_out)
         # As the client asked: a text that was rewritten is rewritten in later calls too.
         keep = partial(self._keep, call)
@@ -161,7 +163,9 @@ class ApiRoutes:
         keep(reply)
         return json_response(reply, headers=left_out_headers(left_out))
 
-    def _offered(self, api: Api, body: Mapping[str, Any], engine: Engine) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    def _offered(
+        self, api: Api, body: Mapping[str, Any], engine: Engine, who: Attribution
+    ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
         """The body without what cannot be offered, and the names of that. Raises `EndpointError` (400) where it is strict.
 
         A server that speaks the API gets everything, unless policies would have to judge what it does by itself.
@@ -176,7 +180,7 @@ class ApiRoutes:
                 hint="leave it out of the request; without strict_fields the endpoint leaves it out, and says so",
             )
         if left_out:
-            self._capture.note_left_out(left_out)
+            self._capture.note_left_out(left_out, who)
         return body, left_out
 
     async def _stream(self, call: ReceivedCall, judged: GateRequest | None) -> AsyncIterator[StreamPiece]:
@@ -284,7 +288,7 @@ class ApiRoutes:
     async def count_tokens(self, request: Request) -> Response:
         """``POST .../v1/messages/count_tokens``."""
         who, body, engine = await self._read(request)
-        body, left_out = self._offered(MESSAGES, body, engine)
+        body, left_out = self._offered(MESSAGES, body, engine, who)
         headers = left_out_headers(left_out)
         count = getattr(engine, "count_tokens", None)
         if count is None:
@@ -309,18 +313,17 @@ class ApiRoutes:
             await (embed(body) if self._gate is None else judged_embeddings(self._gate, embed, body, who))
         )
 
+    async def left_out(self, request: Request) -> Response:
+        """``GET .../v1/left_out``: what the model of a rollout was not offered, with the number of calls."""
+        return json_response(self._capture.left_out_of(self._who(request, allow_unattributed=True)))
+
     async def models(self, request: Request) -> Response:
-        """``GET .../v1/models``, for clients of either kind."""
+        """``GET .../v1/models`` and ``GET .../v1/models/NAME``, for clients of either kind."""
         self._who(request, allow_unattributed=True)
-        data = [
-            {
-                "id": name, "object": "model", "created": 0, "owned_by": engine.name,
-                "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z",
-            }
-            for engine in self._engines
-            for name in engine.models
-            if name != ANY_MODEL
-        ]  # fmt: skip
+        name = request.path_params.get("model")
+        if name is not None:
+            return json_response(_model(name, self._engine_for(name)))
+        data = [_model(name, engine) for engine in self._engines for name in engine.models if name != ANY_MODEL]
         ends = (
             {"has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"has_more": False}
         )
@@ -352,6 +355,13 @@ class ApiRoutes:
             hint = f"POST /v1 {', '.join(each.path for each in APIS)}, GET /v1/models and GET /healthz are there"
             return self.refuse(EndpointError(what, status=error.status_code, hint=hint), api)
         return self.refuse(EndpointError(f"{type(error).__name__}: {error}", status=500), api)
+
+
+def _model(name: str, engine: Engine) -> dict[str, Any]:
+    return {
+        "id": name, "object": "model", "created": 0, "owned_by": engine.name,
+        "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z",
+    }  # fmt: skip
 
 
 _T = TypeVar("_T")

@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
@@ -33,6 +34,8 @@ _TAKEN = "exists already"
 LEFT_OUT_HEADER = "x-lgov-left-out"
 #: Different lists of what was left out that the log names.
 _MOST_NAMED = 256
+#: Attempts of which it is known what was left out.
+_MOST_ATTEMPTS = 4096
 
 
 @dataclass(slots=True)
@@ -96,6 +99,7 @@ class Capture:
         self._admission = admission
         self._store = store
         self._named: set[tuple[str, ...]] = set()
+        self._left_out: BoundedDict[tuple[str | None, int | None], Counter[str]] = BoundedDict(_MOST_ATTEMPTS)
 
     async def commit(self, received: ReceivedCall, completion: Completion, response: Mapping[str, Any]) -> None:
         """Returns once the call is durable, each choice of it a row of its own.
@@ -159,9 +163,16 @@ class Capture:
         if who.rollout_id is not None and (status >= 500 or status in (408, 429) or denied_upstream):
             self.failures.put((who.rollout_id, who.attempt), f"{status} {error.message}")
 
-    def note_left_out(self, left_out: tuple[str, ...]) -> None:
+    def left_out_of(self, who: Attribution) -> Counter[str]:
+        """What was left out of the calls of that attempt so far, with the number of calls; of the latest attempts only."""
+        return self._left_out.get((who.rollout_id, who.attempt)) or Counter()
+
+    def note_left_out(self, left_out: tuple[str, ...], who: Attribution) -> None:
         """Counts a call from which that was left out; the log names it the first time."""
         self.counters.left_out += 1
+        counts = self.left_out_of(who)
+        if len(counts) < _MOST_NAMED and who.rollout_id is not None:
+            self._left_out.put((who.rollout_id, who.attempt), counts + Counter(left_out))
         if left_out not in self._named and len(self._named) < _MOST_NAMED:
             self._named.add(left_out)
             _LOG.warning("left out of a call, since its model cannot be offered it: %s", ", ".join(left_out))

@@ -69,7 +69,7 @@ class ClosingReport:
     ``store`` is the trace store as it may be printed, or None, and ``rollout_id`` the rollout that the run is there, in which
     there were so many ``conversations``.
     ``unevaluated`` counts by host the requests to model servers that no rule saw; with ``unevaluated_refused`` they were
-    not sent.
+    not sent. ``left_out`` counts the calls by what the endpoint did not offer its model.
     """
 
     frameworks: list[str]
@@ -94,6 +94,7 @@ class ClosingReport:
     blocked: list[Blocked] = field(default_factory=list[Blocked])
     unevaluated: dict[str, int] = field(default_factory=dict[str, int])
     unevaluated_refused: bool = False
+    left_out: dict[str, int] = field(default_factory=dict[str, int])
     problems: list[str] = field(default_factory=list[str])
 
     def as_json(self) -> dict[str, Any]:
@@ -122,6 +123,9 @@ class ClosingReport:
             lines.append(f"{framework}: cannot block at {', '.join(points)}")
         lines += blocked_lines(self.blocked, self.audit)
         lines += request_lines(self.unevaluated, refused=self.unevaluated_refused)
+        lines += [
+            f"not offered to the model in {counted(count, 'call')}: {what}" for what, count in self.left_out.items()
+        ]
         if self.conversations > 1:
             lines.append(
                 f"{self.conversations} conversations shared one rollout: what is counted per rollout counts them together,"

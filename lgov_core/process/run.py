@@ -282,6 +282,7 @@ class GovernedRun:
         adapters = [adapter for adapter in guard.adapters if adapter.name in guard.instrumented]
         process.tally.blocked.merge(children.blocked)
         store = options.governance.store
+        left_out, unknown = ({}, []) if options.endpoint is None else _left_out(options.endpoint, self.scope)
         report = ClosingReport(
             frameworks=list(guard.instrumented),
             judged=as_counts(judged),
@@ -307,7 +308,8 @@ class GovernedRun:
             blocked=list(process.tally.blocked),
             unevaluated=dict(self.requests.unevaluated + children.unevaluated),
             unevaluated_refused=options.deny_unevaluated,
-            problems=[*children.problems, *process.close(), *self.end_watch()],
+            left_out=left_out,
+            problems=[*unknown, *children.problems, *process.close(), *self.end_watch()],
         )
         if options.as_json:
             write_error(json.dumps({"report": report.as_json()}))
@@ -333,9 +335,26 @@ def _point_clients_at(endpoint: str, scope: RolloutScope) -> None:
     os.environ["LGOV_ENDPOINT"] = base
     os.environ["OPENAI_BASE_URL"] = f"{base}/v1"
     os.environ.setdefault("OPENAI_API_KEY", "lgov")  # clients insist on one; the endpoint may be open
-    headers = [f"x-lgov-rollout-id: {scope.rollout_id}", f"x-lgov-attempt: {scope.attempt}"]
+    headers = [f"{name}: {value}" for name, value in _named(scope).items()]
     headers_before = os.environ.get("OPENAI_CUSTOM_HEADERS", "").strip()
     os.environ["OPENAI_CUSTOM_HEADERS"] = "\n".join(([headers_before] if headers_before else []) + headers)
+
+
+def _named(scope: RolloutScope) -> dict[str, str]:
+    return {"x-lgov-rollout-id": scope.rollout_id, "x-lgov-attempt": str(scope.attempt)}
+
+
+def _left_out(endpoint: str, scope: RolloutScope) -> tuple[dict[str, int], list[str]]:
+    """Asks the endpoint what the rollout's model was not offered, with the number of calls; or why that is not known."""
+    from urllib.request import Request, urlopen
+
+    base, key = endpoint.rstrip("/").removesuffix("/v1"), os.environ.get("OPENAI_API_KEY", "lgov")
+    try:
+        request = Request(f"{base}/v1/left_out", headers={**_named(scope), "authorization": f"Bearer {key}"})
+        with urlopen(request, timeout=_PAUSE_S) as reply:
+            return json.loads(reply.read()), []
+    except Exception as error:  # noqa: BLE001 - whatever the program did to its process, there is a report
+        return {}, [f"the endpoint does not say what it left out of calls: {error}"]
 
 
 def refuse_run(error: LgovError, options: RunOptions) -> int:

@@ -215,18 +215,20 @@ FIELDS: Final[Mapping[str, Mapping[str, Use]]] = MappingProxyType(
             " stream stream_options temperature text tool_choice tools top_logprobs top_p reasoning.effort reasoning.summary"
             " text.format text.verbosity tools.description tools.name tools.parameters tools.strict tools.type",
             kept="metadata store truncation user",
-            recorded="client_metadata context_management max_tool_calls prompt_cache_key prompt_cache_options"
-            " prompt_cache_retention reasoning.generate_summary safety_identifier service_tier tools.defer_loading",
+            recorded="access_programs client_metadata context_management image max_tool_calls prompt_cache_key"
+            " prompt_cache_options prompt_cache_retention reasoning.context reasoning.generate_summary reasoning.mode"
+            " safety_identifier service_tier tools.allowed_callers tools.async tools.defer_loading tools.output_schema",
             refused="background conversation moderation prompt",
         ),
         "messages": _uses(
             asked="max_tokens messages model output_config stop_sequences stream system temperature tool_choice tools top_k"
             " top_p output_config.effort output_config.format tools.description tools.input_schema tools.name tools.strict"
             " tools.type",
-            recorded="cache_control context_management metadata service_tier speed thinking tools.allowed_callers"
-            " tools.cache_control tools.defer_loading tools.eager_input_streaming",
+            recorded="billing_policy cache_control context_management diagnostics fallback_credit_token fallbacks metadata"
+            " output_config.task_budget service_tier speed thinking tools.allowed_callers tools.cache_control"
+            " tools.defer_loading tools.eager_input_streaming tools.input_examples user_profile_id workspace_id",
             left_out="container mcp_servers",
-            refused="inference_geo",
+            refused="compaction inference_geo thread",
         ),
         "embeddings": _uses(asked="dimensions encoding_format input model", forwarded="user"),
     }
@@ -244,8 +246,8 @@ def fields_below(api: str, name: str) -> tuple[str, ...]:
 
 
 def accepted_fields(api: str) -> frozenset[str]:
-    """The fields of ``api`` that a translated call may have."""
-    return frozenset(fields_with(api, Use.ASKED, Use.KEPT, Use.FORWARDED, Use.RECORDED))
+    """The fields of ``api`` that a translated call may have; those that are refused, with a value that asks for nothing."""
+    return frozenset(fields_with(api, Use.ASKED, Use.KEPT, Use.FORWARDED, Use.RECORDED, Use.REFUSED))
 
 
 #: By API, the types of tools that a model can be offered: only the client runs them. Any other is run by a server.
@@ -258,6 +260,8 @@ _OFFERED: Final[Mapping[str, Collection[Any]]] = {
 _DIALS: Final = {
     "reasoning_effort": {"responses": ("reasoning", "effort"), "messages": ("output_config", "effort")},
     "verbosity": {"responses": ("text", "verbosity")},
+    "reasoning": {},
+    "thinking": {},
 }
 #: What a header does not carry as it is.
 _NO_WORD: Final = re.compile(r"[^ \w.\-\[\]]", re.ASCII)
@@ -269,12 +273,12 @@ def offered(
     """``body`` without what no model can be offered, or this one ``lacks``, and the names of what was left out.
 
     These are fields and tools that a server would have to serve, and the fields ``lacks`` (named as in a chat completion). Of a
-    ``translated`` request it also names the thoughts that only the server that sealed them can read.
+    ``translated`` request it also names what of the conversation another server sealed or ran by itself.
     """
     names = [name for name in fields_with(api, Use.LEFT_OUT) if body.get(name)]
     kept = {name: value for name, value in body.items() if name not in names}
     for lacked in lacks:
-        *outer, name = _DIALS[lacked].get(api, (lacked,))
+        *outer, name = _DIALS[lacked].get(api) or (lacked if api == "chat" else "",)
         holder = kept.get(outer[0]) if outer else kept
         if isinstance(holder, dict) and cast("dict[str, Any]", holder).get(name) is not None:
             names.append(".".join((*outer, name)))
@@ -286,7 +290,7 @@ def offered(
         names += [f"tools[{index}] {tool['type']} {tool.get('name') or ''}" for index, tool in served.items()]
         kept["tools"] = [tool for index, tool in enumerate(cast("list[Any]", tools)) if index not in served]
     if translated:
-        names += _sealed(api, body)
+        names += _foreign(api, body)
     return (kept if names else body), tuple(_NO_WORD.sub("_", name).strip()[:100] for name in names)
 
 
@@ -295,23 +299,28 @@ def _is_served(api: str, tool: Any) -> bool:
     return isinstance(kind, str) and kind not in _OFFERED[api]
 
 
-def _sealed(api: str, body: Mapping[str, Any]) -> Iterator[str]:
+def _foreign(api: str, body: Mapping[str, Any]) -> Iterator[str]:
     where = {"responses": "input", "messages": "messages"}.get(api, "")
     items = body.get(where)
     for index, item in enumerate(cast("list[Any]", items) if isinstance(items, list) else ()):
         if not isinstance(item, dict):
             continue
         entry = cast("dict[str, Any]", item)
-        content = entry.get("content")
-        if (
-            entry.get("type") == "reasoning"
-            and entry.get("encrypted_content")
-            and not (content or entry.get("summary"))
-        ):
-            yield f"{where}[{index}] reasoning"
-        blocks = cast("list[Any]", content) if where == "messages" and isinstance(content, list) else ()
-        if any(isinstance(block, dict) and block.get("type") == "redacted_thinking" for block in blocks):
-            yield f"{where}[{index}] redacted_thinking"
+        content = entry.get("content") if where == "messages" else [entry]
+        blocks = cast("list[Any]", content) if isinstance(content, list) else ()
+        yield from dict.fromkeys(f"{where}[{index}] {block['type']}" for block in blocks if of_another_server(block))
+
+
+def of_another_server(item: Any) -> bool:
+    """Returns whether an item or block of a conversation is what only the server that made it can read, or ran by itself."""
+    if not isinstance(item, dict):
+        return False
+    entry = cast("dict[str, Any]", item)
+    kind = str(entry.get("type"))
+    if kind == "reasoning":
+        return bool(entry.get("encrypted_content")) and not (entry.get("content") or entry.get("summary"))
+    ran = kind.endswith("_call") and not entry.get("call_id") and kind != "function_call"
+    return ran or kind == "redacted_thinking" or kind.endswith(("_tool_use", "_tool_result"))
 
 
 _WHOSE: Final = "an endpoint with a policy"
@@ -384,8 +393,8 @@ _EXTENSIONS: Final = frozenset((
 #: APIs whose fields are checked here; those of the Responses and the Messages API are where they are read.
 _CHECKED: Final = ("chat", "completions", "embeddings")
 _KNOWN_OF_MESSAGE: Final = (
-    "annotations", "audio", "content", "function_call", "name", "parsed", "reasoning", "reasoning_content", "refusal",
-    "role", "tool_call_id", "tool_calls",
+    "annotations", "audio", "content", "function_call", "name", "parsed", "reasoning", "reasoning_content",
+    "reasoning_details", "refusal", "role", "tool_call_id", "tool_calls",
 )  # fmt: skip
 
 

@@ -75,8 +75,8 @@ def _messages(body: Mapping[str, Any], places: list[Place | None] | None = None)
     for index, message in enumerate(listed):
         where = f"messages[{index}]"
         role = message.get("role") if isinstance(message, dict) else None
-        if role not in ("user", "assistant"):
-            raise EndpointError(f"{where} must be an object with the role 'user' or 'assistant'")
+        if role not in ("user", "assistant", "system"):
+            raise EndpointError(f"{where} must be an object with the role 'user', 'assistant' or 'system'")
         content = message.get("content")
         whole: Place = ("messages", index, "content")
         if isinstance(content, str):
@@ -88,6 +88,9 @@ def _messages(body: Mapping[str, Any], places: list[Place | None] | None = None)
             results = sum(chat_message["role"] == "tool" for chat_message in of_user)  # they come first
             places += [(*whole, number, "content") for number in range(results)]
             places += [whole] * (len(of_user) - results)
+        elif role == "system":
+            messages.append({"role": role, "content": _content(message, "content", f"{where}.", ("text",)) or ""})
+            places.append(whole)
         else:
             messages.append(_assistant(fields.a_list(message, "content", f"{where}."), where))
             places.append(whole)
@@ -143,8 +146,8 @@ def _assistant(blocks: Sequence[Any], where: str) -> Message:
             calls.append(_tool_use(block, at))
         elif kind == "thinking" and isinstance(block.get("thinking"), str):
             thoughts.append(block["thinking"])
-        elif kind == "redacted_thinking" and isinstance(block.get("data"), str):
-            continue  # only the server that sealed it can read it
+        elif fields.of_another_server(block):
+            continue
         else:
             texts.append(_part(block, at, ("text",))["text"])
     message: Message = {"role": "assistant", "content": "".join(texts) if texts else None}
@@ -181,6 +184,8 @@ def _part(block: Any, where: str, kinds: Sequence[str]) -> Message:
             if isinstance(source, dict)
             else 0
         )
+        if isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str):
+            return {"type": "text", "text": source["data"]}
         if isinstance(source, dict) and isinstance(value, str):
             address = value if source["type"] == "url" else f"data:{source.get('media_type')};base64,{value}"
             if kind == "image":

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
+from lgov_core._util.json_text import wire_text
 from lgov_core.errors import EndpointError, LgovError, UpstreamError
 from lgov_core.types import new_id
 from lgov_core.wire import fields
@@ -92,7 +93,9 @@ def chat_messages(items: Sequence[Any], places: list[Place | None] | None = None
         where = f"input[{index}]"
         if not isinstance(item, dict):
             raise EndpointError(f"{where} must be an object, not {fields.shown(item)}")
-        kind = item.get("type") or ("message" if "role" in item else None)
+        kind = _kind(item)
+        if fields.of_another_server(item):
+            continue
         read = _ITEMS.get(str(kind))
         if read is None:
             raise EndpointError(
@@ -103,8 +106,6 @@ def chat_messages(items: Sequence[Any], places: list[Place | None] | None = None
         continues = message["role"] == "assistant" and turn is not None and "tool_calls" not in turn
         if kind == "function_call" and turn is not None:
             turn.setdefault("tool_calls", []).extend(message["tool_calls"])
-        elif kind == "reasoning" and not message["reasoning_content"]:
-            continue  # only the server that sealed it can read it
         elif kind == "message" and continues and turn is not None and turn.get("content") is None:
             turn["content"] = message["content"]
             text_places[-1] = ("input", index, "content")
@@ -116,6 +117,14 @@ def chat_messages(items: Sequence[Any], places: list[Place | None] | None = None
     if places is not None:
         places += text_places
     return messages
+
+
+def _kind(item: Mapping[str, Any]) -> Any:
+    """The type of an item; a call that a client runs, of whichever kind of tool, is a function call, and so is its output."""
+    kind = item.get("type") or ("message" if "role" in item else None)
+    if isinstance(kind, str) and kind not in _ITEMS and item.get("call_id"):
+        return next((of for of in ("function_call", "function_call_output") if kind.endswith(of[8:])), kind)
+    return kind
 
 
 def response_places(body: Mapping[str, Any], before: int = 0) -> list[Place | None]:
@@ -205,6 +214,9 @@ def _part(content_part: Any, where: str) -> Message:
 
 
 def _function_call(item: Mapping[str, Any], where: str) -> Message:
+    if (kind := item.get("type")) != "function_call":
+        said = {name: value for name, value in item.items() if name not in ("type", "id", "call_id", "name", "status")}
+        item = {"call_id": item["call_id"], "name": item.get("name") or str(kind)[:-5], "arguments": wire_text(said)}
     named = {name: fields.text(item, name, f"{where}.") for name in ("call_id", "name", "arguments")}
     if not named["call_id"] or not named["name"] or named["arguments"] is None:
         raise EndpointError(f"{where} is a function call without 'call_id', 'name' or 'arguments'")
@@ -217,6 +229,8 @@ def _function_output(item: Mapping[str, Any], where: str) -> Message:
     call_id, output = fields.text(item, "call_id", f"{where}."), item.get("output")
     if not call_id:
         raise EndpointError(f"{where} is a function's output without 'call_id'")
+    if item.get("type") != "function_call_output" and not isinstance(output, str):
+        output = wire_text(output)
     if not isinstance(output, str):
         parts = fields.a_list(item, "output", f"{where}.")
         output = _joined([_part(content_part, f"{where}.output[{index}]") for index, content_part in enumerate(parts)])

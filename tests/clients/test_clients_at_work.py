@@ -112,6 +112,11 @@ def test_it_does_the_task_in_a_box(served: Served, tmp_path: Path, client: Clien
     assert done.returncode == 0, done.stderr[-3000:]
     assert "All done." in done.stdout
     assert "confined: " in done.stderr
+    # What the client asked for and its model was not offered, as the endpoint has it on record.
+    named = {what for call in served.calls(rollout) for what in (call.response.get("lgov") or {}).get("left_out", ())}
+    lines = [line for line in done.stderr.splitlines() if "not offered to the model in " in line]
+    assert {line.partition(": ")[2].partition(": ")[2] for line in lines} == named
+    assert bool(named) == (client.name in ("Codex", "anthropic"))
     assert (work / "made.txt").read_text() == "hello\n"
     assert not (tmp_path / BESIDE).exists()
     assert len(served.calls(rollout)) >= 2

@@ -223,7 +223,7 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "logit_bias": (),
     "min_p": (0,),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True,),
+    "parallel_tool_calls": (True, False),
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
     "top_k": (-1, 0),
@@ -231,7 +231,7 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "verbosity": ("medium",),
 }
 #: Dials that these models do not have.
-LACKS = ("reasoning_effort", "verbosity")
+LACKS = ("reasoning", "reasoning_effort", "thinking", "verbosity")
 _REFUSED = ("audio", "chat_template_kwargs", "function_call", "functions", "reasoning_effort", "web_search_options")
 #: What a reply must look like, which an engine without grammars refuses.
 _FORMS: Mapping[str, Sequence[Any]] = {"response_format": ({"type": "text"},), "tool_choice": ("auto", "none")}
@@ -244,15 +244,7 @@ def check_fields(request: ChatRequest, whose: str, *, grammars: bool) -> None:
     ``strict`` of a tool is ignored where no call is demanded: arguments are then what the model wrote.
     """
     body = request.body
-    demanded = any(body.get(name) not in (None, {}, *neutral) for name, neutral in _FORMS.items())
     for name, neutral in {**_NEUTRAL, **({} if grammars else _FORMS)}.items():
-        if name == "parallel_tool_calls" and body.get(name) is False and request.tools:
-            if grammars and demanded:
-                continue
-            raise EndpointError(
-                f"'parallel_tool_calls' (False) is not supported by {whose} where no call is demanded",
-                hint="leave it out, or demand a call with 'tool_choice'",
-            )
         refuse(body, (name,), whose, unless={name: neutral})
     refuse(body, _REFUSED, whose)
     only_known(body, {*_HONOURED, *_IGNORED, *_NEUTRAL, *_FORMS, *_REFUSED}, whose)
@@ -421,7 +413,9 @@ class ReplyCodec:
         if request.tools and finish == "stop":
             parsed = self._model.format.parse(before_stop, request.tools)
             content = parsed.content
-            calls = tuple(ToolCall(new_id("call"), call.name, call.arguments_text) for call in parsed.calls)
+            # Where no form holds it to one call, as servers do: the program gets the first.
+            most = 1 if request.body.get("parallel_tool_calls") is False else None
+            calls = tuple(ToolCall(new_id("call"), call.name, call.arguments_text) for call in parsed.calls[:most])
         if matched is None:
             self._cache.remember(prompt.text, prompt.ids, ids, text, content, calls)
         return Completion(
