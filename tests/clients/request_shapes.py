@@ -134,3 +134,54 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "opencode": ("/v1/chat/completions", OPENCODE),
     "qwen code": ("/v1/chat/completions", QWEN_CODE),
 }
+
+
+def _call(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"type": kind, "call_id": "call_1", "status": "completed", **fields}
+
+
+_ASKED: list[dict[str, Any]] = [{"role": "user", "content": ASK}]
+_FOUND = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [
+    {"type": "web_search_result", "url": "http://a.example", "title": "t", "encrypted_content": "EqgfCioIA=="}]}  # fmt: skip
+_CHAT = {"model": "scripted", "max_tokens": 8, "messages": _ASKED}
+_RESPONSES = {"model": "scripted", "tools": CODEX["tools"][:1], "input": _ASKED}
+_MESSAGES = {"model": "scripted", "max_tokens": 8, "messages": _ASKED}
+_ROUTER = {"role": "assistant", "content": "Yes.", "reasoning_details": [{"type": "reasoning.text", "text": "Hm."}]}
+
+#: Further requests of clients: the path, the body, and what is left out of it for a server of chat completions.
+FURTHER: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "one call at a time": ("/v1/responses", {**_RESPONSES, "parallel_tool_calls": False}, []),
+    "one call at a time, chat": ("/v1/chat/completions", {**_CHAT, "tools": [_FUNCTION], "parallel_tool_calls": False}, []),
+    "one call at a time, messages": ("/v1/messages", {**_MESSAGES, "tools": CLAUDE_CODE["tools"][:1],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, []),
+    "nothing in the background": ("/v1/responses", {**_RESPONSES, "background": False, "truncation": "disabled"}, []),
+    "a grammar's tool": ("/v1/responses", {**_RESPONSES, "tools": [*CODEX["tools"][:1], {
+        "type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: x"}}]},
+        ["tools[1] custom apply_patch"]),
+    "a patch before": ("/v1/responses", {**_RESPONSES, "input": [*_ASKED,
+        _call("custom_tool_call", name="apply_patch", input="*** Begin"),
+        _call("custom_tool_call_output", output="Done")]}, []),
+    "a shell before": ("/v1/responses", {**_RESPONSES, "input": [*_ASKED,
+        _call("local_shell_call", action={"type": "exec", "command": ["ls"]}), _call("function_call_output", output="a")]}, []),
+    "shells before": ("/v1/responses", {**_RESPONSES, "input": [*_ASKED, _call("shell_call", action={"commands": ["ls"]}),
+        _call("shell_call_output", output=[{"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}])]}, []),
+    "a search before": ("/v1/responses", {**_RESPONSES, "input": [*_ASKED,
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}}, *_ASKED]},
+        ["input[1] web_search_call"]),
+    "new fields": ("/v1/responses", {**_RESPONSES, "reasoning": {"summary": "auto", "context": "all_turns"},
+        "service_tier": "priority", "tools": [{**CODEX["tools"][0], "output_schema": SCHEMA, "defer_loading": True}]}, []),
+    "a found page before": ("/v1/messages", {**_MESSAGES, "messages": [*_ASKED, {"role": "assistant", "content": [
+        {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "x"}}, _FOUND,
+        {"type": "text", "text": "Found."}]}, *_ASKED]},
+        ["messages[1] server_tool_use", "messages[1] web_search_tool_result"]),
+    "a system message later": ("/v1/messages", {**_MESSAGES, "messages": [*_ASKED, {"role": "assistant", "content": "Yes."},
+        {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}, *_ASKED]}, []),
+    "a text as a document": ("/v1/messages", {**_MESSAGES, "messages": [{"role": "user", "content": [
+        {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "a"}},
+        {"type": "text", "text": ASK}]}]}, []),
+    "examples of a tool": ("/v1/messages", {**_MESSAGES, "user_profile_id": "u", "tools": [
+        {**CLAUDE_CODE["tools"][0], "input_examples": [{"cmd": "ls"}]}]}, []),
+    "details of thoughts": ("/v1/chat/completions", {**_CHAT, "messages": [*_ASKED, _ROUTER, *_ASKED]}, []),
+    "other fields": ("/v1/chat/completions", {**_CHAT, "service_tier": "auto", "store": False, "prompt_cache_key": "k",
+        "stream_options": None, "prediction": {"type": "content", "content": "x"}}, []),
+}  # fmt: skip

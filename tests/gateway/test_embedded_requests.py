@@ -26,7 +26,6 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
     [
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "'tool_choice'"),
         ({"tool_choice": "required"}, "'tool_choice' ('required')"),
-        ({"tools": [TOOL], "parallel_tool_calls": False}, "'parallel_tool_calls'"),
         ({"response_format": {"type": "grammar"}}, "'response_format'"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "odd"}}}}, "the JSON schema"),
         ({"presence_penalty": 0.5}, "'presence_penalty'"),
@@ -51,7 +50,7 @@ def test_the_embedded_engine_refuses_what_it_cannot_honour(embedded_url, more, s
 def test_neutral_values_are_accepted(embedded_url):
     neutral = {
         "user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "tool_choice": "auto",
-        "parallel_tool_calls": True, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "top_logprobs": 0,
+        "parallel_tool_calls": False, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "top_logprobs": 0,
         "response_format": {"type": "text"}, "modalities": ["text"], "reasoning_effort": None, "functions": [],
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {}, "strict": True}}],
     }  # fmt: skip
