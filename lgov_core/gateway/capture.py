@@ -164,7 +164,7 @@ class Capture:
             self.failures.put((who.rollout_id, who.attempt), f"{status} {error.message}")
 
     def left_out_of(self, who: Attribution) -> Counter[str]:
-        """What was left out of the calls of that attempt so far, with the number of calls; of the latest attempts only."""
+        """The number of calls of that attempt from which each thing was left out, if it is one of the latest attempts."""
         return self._left_out.get((who.rollout_id, who.attempt)) or Counter()
 
     def note_left_out(self, left_out: tuple[str, ...], who: Attribution) -> None:

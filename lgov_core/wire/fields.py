@@ -246,8 +246,8 @@ def fields_below(api: str, name: str) -> tuple[str, ...]:
 
 
 def accepted_fields(api: str) -> frozenset[str]:
-    """The fields of ``api`` that a translated call may have; those that are refused, with a value that asks for nothing."""
-    return frozenset(fields_with(api, Use.ASKED, Use.KEPT, Use.FORWARDED, Use.RECORDED, Use.REFUSED))
+    """The fields of ``api`` that a translated call may have."""
+    return frozenset(fields_with(api, Use.ASKED, Use.KEPT, Use.FORWARDED, Use.RECORDED))
 
 
 #: By API, the types of tools that a model can be offered: only the client runs them. Any other is run by a server.

@@ -30,9 +30,9 @@ from lgov_core.wire.reply_writer import Item, TranslatedWriter
 Message = dict[str, Any]
 
 _WHOSE = "the Messages API of this endpoint"
-_KNOWN = accepted_fields("messages")
-#: Named one by one, so that the message is about what was asked for.
+#: Named one by one, so that the message is about what was asked for; a value that asks for nothing is none.
 _REFUSED = fields_with("messages", Use.REFUSED)
+_KNOWN = {*accepted_fields("messages"), *_REFUSED}
 _TOOL_FIELDS = fields_below("messages", "tools")
 
 

@@ -28,9 +28,9 @@ from lgov_core.wire.responses_stream import with_call_ids
 Message = dict[str, Any]
 
 _WHOSE = "the Responses API of this endpoint"
-_KNOWN = accepted_fields("responses")
-#: Named one by one, so that the message is about what was asked for.
+#: Named one by one, so that the message is about what was asked for; a value that asks for nothing is none.
 _REFUSED = fields_with("responses", Use.REFUSED)
+_KNOWN = {*accepted_fields("responses"), *_REFUSED}
 #: Further parts of a reply; those of tools that a server runs, which no reply has, end in other names.
 _INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
 _OF_TOOLS = (
@@ -106,6 +106,8 @@ def chat_messages(items: Sequence[Any], places: list[Place | None] | None = None
         continues = message["role"] == "assistant" and turn is not None and "tool_calls" not in turn
         if kind == "function_call" and turn is not None:
             turn.setdefault("tool_calls", []).extend(message["tool_calls"])
+        elif kind == "reasoning" and not message["reasoning_content"]:
+            continue
         elif kind == "message" and continues and turn is not None and turn.get("content") is None:
             turn["content"] = message["content"]
             text_places[-1] = ("input", index, "content")
@@ -120,11 +122,10 @@ def chat_messages(items: Sequence[Any], places: list[Place | None] | None = None
 
 
 def _kind(item: Mapping[str, Any]) -> Any:
-    """The type of an item; a call that a client runs, of whichever kind of tool, is a function call, and so is its output."""
+    """The type of an item; a call of any kind of tool that a client runs is a function call, and so is its output."""
     kind = item.get("type") or ("message" if "role" in item else None)
-    if isinstance(kind, str) and kind not in _ITEMS and item.get("call_id"):
-        return next((of for of in ("function_call", "function_call_output") if kind.endswith(of[8:])), kind)
-    return kind
+    functions = ("function_call", "function_call_output") if item.get("call_id") else ()
+    return next((name for name in functions if str(kind).endswith(name[8:])), kind)
 
 
 def response_places(body: Mapping[str, Any], before: int = 0) -> list[Place | None]:
@@ -229,11 +230,12 @@ def _function_output(item: Mapping[str, Any], where: str) -> Message:
     call_id, output = fields.text(item, "call_id", f"{where}."), item.get("output")
     if not call_id:
         raise EndpointError(f"{where} is a function's output without 'call_id'")
-    if item.get("type") != "function_call_output" and not isinstance(output, str):
-        output = wire_text(output)
     if not isinstance(output, str):
         parts = fields.a_list(item, "output", f"{where}.")
-        output = _joined([_part(content_part, f"{where}.output[{index}]") for index, content_part in enumerate(parts)])
+        if all(isinstance(content_part, dict) and "type" not in content_part for content_part in parts):
+            output = wire_text(parts) if parts else ""  # a shell's: each has texts of its own
+        else:
+            output = _joined([_part(value, f"{where}.output[{index}]") for index, value in enumerate(parts)])
     return {"role": "tool", "tool_call_id": call_id, "content": output}
 
 

@@ -223,7 +223,7 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "logit_bias": (),
     "min_p": (0,),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
+    "parallel_tool_calls": (True,),
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
     "top_k": (-1, 0),
