@@ -40,7 +40,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         (item(type="function_call_output", output="x"), "input[0] is a function's output without"),
         (item(type="reasoning", summary=[{"type": "summary_text"}]), "input[0] is reasoning with a part"),
         (item(type="item_reference", id="x"), "'item_reference'"),
-        (item(type="item_reference", id="x"), "'item_reference'"),
         ({**RESPONSES, "tools": [{"type": "function"}]}, "tools[0]"),
         ({**RESPONSES, "tools": "x"}, "'tools' must be a list"),
         ({**RESPONSES, "tool_choice": {"type": "allowed_tools"}}, "'tool_choice'"),
@@ -66,7 +65,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"model": "m", "messages": [USER]}, "'max_tokens'"),
         ({**MESSAGES, "max_tokens": 0}, "'max_tokens'"),
         ({**MESSAGES, "messages": []}, "'messages'"),
-        ({**MESSAGES, "messages": [{"role": "system", "content": "x"}]}, "messages[0]"),
+        ({**MESSAGES, "messages": [{"role": "judge", "content": "x"}]}, "messages[0]"),
         (
             {**MESSAGES, "messages": [USER, {"role": "assistant", "content": "x"}]},
             "the last message is the assistant's",
