@@ -40,6 +40,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         (item(type="function_call_output", output="x"), "input[0] is a function's output without"),
         (item(type="reasoning", summary=[{"type": "summary_text"}]), "input[0] is reasoning with a part"),
         (item(type="item_reference", id="x"), "'item_reference'"),
+        (item(type="compaction", encrypted_content="x"), "'compaction'"),
         ({**RESPONSES, "tools": [{"type": "function"}]}, "tools[0]"),
         ({**RESPONSES, "tools": "x"}, "'tools' must be a list"),
         ({**RESPONSES, "tool_choice": {"type": "allowed_tools"}}, "'tool_choice'"),
