@@ -34,8 +34,6 @@ _TAKEN = "exists already"
 LEFT_OUT_HEADER = "x-lgov-left-out"
 #: Different lists of what was left out that the log names.
 _MOST_NAMED = 256
-#: Attempts of which it is known what was left out.
-_MOST_ATTEMPTS = 4096
 
 
 @dataclass(slots=True)
@@ -99,7 +97,7 @@ class Capture:
         self._admission = admission
         self._store = store
         self._named: set[tuple[str, ...]] = set()
-        self._left_out: BoundedDict[tuple[str | None, int | None], Counter[str]] = BoundedDict(_MOST_ATTEMPTS)
+        self._left_out: BoundedDict[tuple[str | None, int | None], Counter[str]] = BoundedDict(10_000)
 
     async def commit(self, received: ReceivedCall, completion: Completion, response: Mapping[str, Any]) -> None:
         """Returns once the call is durable, each choice of it a row of its own.
