@@ -281,7 +281,6 @@ class GovernedRun:
         would = sum(count for (_, _, effect), count in judged.items() if effect.removeprefix("would-") in BLOCKING)
         adapters = [adapter for adapter in guard.adapters if adapter.name in guard.instrumented]
         process.tally.blocked.merge(children.blocked)
-        store = options.governance.store
         left_out, unknown = ({}, []) if options.endpoint is None else _left_out(options.endpoint, self.scope)
         report = ClosingReport(
             frameworks=list(guard.instrumented),
@@ -303,7 +302,7 @@ class GovernedRun:
             conversations=sum(
                 rollout == self.scope.rollout_id for rollout, _ in process.tally.sessions | children.sessions
             ),
-            store=None if store is None else without_password(store),
+            store=(store := options.governance.store) and without_password(store),
             runs_code=trusted_programs(process.governor.policies),
             blocked=list(process.tally.blocked),
             unevaluated=dict(self.requests.unevaluated + children.unevaluated),

@@ -216,8 +216,10 @@ def _part(content_part: Any, where: str) -> Message:
 
 def _function_call(item: Mapping[str, Any], where: str) -> Message:
     if (kind := item.get("type")) != "function_call":
-        said = {name: value for name, value in item.items() if name not in ("type", "id", "call_id", "name", "status")}
-        item = {"call_id": item["call_id"], "name": item.get("name") or str(kind)[:-5], "arguments": wire_text(said)}
+        details = {
+            name: value for name, value in item.items() if name not in ("type", "id", "call_id", "name", "status")
+        }
+        item = {"call_id": item["call_id"], "name": item.get("name") or str(kind)[:-5], "arguments": wire_text(details)}
     named = {name: fields.text(item, name, f"{where}.") for name in ("call_id", "name", "arguments")}
     if not named["call_id"] or not named["name"] or named["arguments"] is None:
         raise EndpointError(f"{where} is a function call without 'call_id', 'name' or 'arguments'")
