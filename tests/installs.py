@@ -2,8 +2,9 @@
 
 ``make test-install``, or ``python -m tests.installs [EXTRA …] [--python PATH …] [--json]``. The wheel is built once; then for
 each row: a fresh environment, ``pip install lgov[EXTRA]``, ``pip check``, an import of the packages, ``lgov --version`` and
-``python -m lgov_core --version``; for a framework, ``lgov run`` of a program that imports it. ``base`` is lgov without an
-extra: a program asks a governor, and its record is verified. Ends with 1 if any row failed.
+``python -m lgov_core --version``; for a framework, ``lgov run`` of a program that imports it; for ``mcp``, ``lgov mcp`` of
+a server. ``base`` is lgov without an extra: a program asks a governor, and its record is verified. Ends with 1 if any row
+failed.
 """
 
 from __future__ import annotations
@@ -63,7 +64,13 @@ def build(folder: Path) -> Path:
 def output(*command: str | Path, cwd: Path | None = None) -> str:
     """What a command printed. Raises `CalledProcessError`."""
     return subprocess.run(
-        [str(part) for part in command], check=True, capture_output=True, text=True, timeout=1200, cwd=cwd
+        [str(part) for part in command],
+        check=True,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=1200,
+        cwd=cwd,
     ).stdout
 
 
@@ -90,6 +97,9 @@ def install(python: Path, extra: str, wheel: Path, folder: Path) -> Installed:
             (folder / "agent.py").write_text(BASE)
             output(own, "agent.py", cwd=folder)
             output(folder / "bin" / "lgov", "audit", "verify", folder / "audit.db")
+        if extra == "mcp":
+            (folder / "policy.yaml").write_text("version: 1\nrules: [{name: all, use: allow}]\n")
+            output(folder / "bin" / "lgov", "mcp", "--", own, ROOT / "tests" / "mcp_files_server.py", cwd=folder)
         if extra in FRAMEWORKS:
             (folder / "policy.yaml").write_text("version: 1\nrules: [{name: all, use: allow}]\n")
             (folder / "agent.py").write_text(f"import {FRAMEWORKS[extra]}\n")

@@ -120,7 +120,7 @@ def run(
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
-    help="Serve clients over streamable HTTP at this port of 127.0.0.1; needs --url. [default: standard input and output]",
+    help="Serve clients over streamable HTTP at this port of 127.0.0.1. [default: standard input and output]",
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -138,19 +138,20 @@ def mcp(
       lgov mcp --policy policy.yaml -- npx -y @modelcontextprotocol/server-filesystem .
       lgov mcp --policy policy.yaml --url https://tools.example.org/mcp
 
-    Tools are pinned at their first use. Calls, results, resources and prompts are judged and recorded as those of every agent
-    are; a denied call is a result that the model reads. Everything else passes as it is. Headers for the server at --url, one
-    a line, are taken from LGOV_MCP_HEADERS.
+    Tools are pinned at their first use. Calls, results, resources, prompts, and what a server asks of the user or the model are
+    judged and recorded as those of every agent are; a denied call is a result that the model reads. Headers for the server at
+    --url, one a line, are taken from LGOV_MCP_HEADERS.
     """  # noqa: D301 - click wants the control character
     from lgov_core.governance import Governance
-    from lgov_core.process.mcp_proxy import MCPOptions, run_mcp
 
+    try:
+        from lgov_core.process.mcp_proxy import run_mcp
+    except ImportError as error:
+        raise InstrumentationError("lgov mcp needs the MCP SDK", hint='pip install "lgov[mcp]"') from error
     if bool(command) == bool(url):
         raise click.UsageError("name the server: by its COMMAND behind --, or by --url")
-    if port is not None and url is None:
-        raise click.UsageError("--port needs --url")
     try:
         settings = load_settings(flags, texts=assignments)
     except LgovError as error:
         raise InstrumentationError(f"not run: {error.message}", hint=error.hint) from error
-    ctx.exit(run_mcp(MCPOptions(Governance.from_settings(settings), command, url, port)))
+    ctx.exit(run_mcp(Governance.from_settings(settings), command, url, port, click.echo))

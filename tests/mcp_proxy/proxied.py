@@ -50,9 +50,9 @@ def environment(**more: str) -> dict[str, str]:
 
 
 @contextmanager
-def serving(folder: Path, url: str, **more: str) -> Generator[str]:
-    """``lgov mcp --url`` on a port of its own; its address."""
-    command = [*LGOV, "mcp", "--url", url, "--port", "0"]
+def serving(folder: Path, server: str | list[str], **more: str) -> Generator[str]:
+    """``lgov mcp --port`` in front of the server at an address, or of a command; its own address."""
+    command = [*LGOV, "mcp", "--port", "0", *(["--url", server] if isinstance(server, str) else ["--", *server])]
     with (folder / "stderr").open("a") as errors:
         process = subprocess.Popen(
             command, cwd=folder, env=environment(**more), stdout=subprocess.PIPE, stderr=errors, text=True
@@ -69,9 +69,17 @@ def text_of(result: Any) -> str:
     return "\n".join(getattr(one, "text", "") for one in result.content)
 
 
+def entries(folder: Path) -> list[dict[str, Any]]:
+    with closing(sqlite3.connect(folder / ".lgov/audit.db")) as record:
+        return [json.loads(body) for (body,) in record.execute("SELECT body FROM entries ORDER BY position")]
+
+
 def recorded(folder: Path, kind: str = "decision") -> list[tuple[str, str]]:
     """The names and the effects of the decisions on the record, or the names and statuses of the outcomes, in order."""
-    with closing(sqlite3.connect(folder / ".lgov/audit.db")) as record:
-        entries = [json.loads(body) for (body,) in record.execute("SELECT body FROM entries ORDER BY position")]
     value = "effect" if kind == "decision" else "status"
-    return [(entry["name"], entry[value]) for entry in entries if entry.get("kind") == kind]
+    return [(entry["name"], entry[value]) for entry in entries(folder) if entry.get("kind") == kind]
+
+
+def recorded_sessions(folder: Path) -> list[str | None]:
+    """The sessions of the entries of the record, in order."""
+    return [entry.get("session_id") for entry in entries(folder)]

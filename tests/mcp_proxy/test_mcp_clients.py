@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
-import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lgov_core.testing import ScriptedModelServer, call
+from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply, call
 from tests.mcp_proxy.conformance import table
-from tests.mcp_proxy.proxied import FILES, LGOV, connected, environment, governed, recorded, text_of, write_policy
+from tests.mcp_proxy.proxied import FILES, connected, environment, governed, recorded, text_of, write_policy
 
 REPLIES: list[Any] = [call("erase_file", path="notes.txt"), call("add", a=2, b=3), "It is 5."]
 
@@ -83,6 +86,79 @@ def test_an_agent_of_langchain(tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").exists()
 
 
+def settings_of(work: Path, client: str) -> None:
+    """Names lgov in front of the server in the settings of a coding agent, as the page says."""
+    program, *arguments = governed(*FILES, options=("--policy", str(work / "policy.yaml")))
+    server = {"command": program, "args": arguments, "env": {"PYTHONPATH": environment()["PYTHONPATH"]}}
+    if client == "Codex":
+        members = "\n".join(f"{name} = {json.dumps(server[name])}" for name in ("command", "args"))
+        told = json.dumps(server["env"]).replace(": ", " = ")
+        with (work / "home/.codex/config.toml").open("a") as settings:
+            settings.write(f"\n[mcp_servers.files]\n{members}\nenv = {told}\nrequired = true\n")
+    elif client == "Qwen Code":
+        (work / ".qwen").mkdir()
+        (work / ".qwen/settings.json").write_text(json.dumps({"mcpServers": {"files": {**server, "trust": True}}}))
+    else:
+        settings = json.loads((work / "opencode.json").read_text())
+        local = {"type": "local", "command": [program, *arguments], "environment": server["env"], "enabled": True}
+        (work / "opencode.json").write_text(json.dumps({**settings, "mcp": {"files": local}}))
+
+
+def namespaced(namespace: str, tool: str, arguments: dict[str, Any]) -> ScriptedReply:
+    """A streamed reply of the Responses API that calls a tool of a namespace, as Codex offers those of a server."""
+    item = {"type": "function_call", "id": "fc_1", "call_id": f"call_{tool}", "namespace": namespace, "name": tool,
+            "arguments": json.dumps(arguments), "status": "completed"}  # fmt: skip
+    response = {
+        "id": f"resp_{tool}",
+        "object": "response",
+        "status": "completed",
+        "model": "scripted",
+        "output": [item],
+    }
+    events = [
+        {"type": "response.created", "response": {**response, "status": "in_progress", "output": []}},
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+        {"type": "response.completed", "response": response},
+    ]
+    body = "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events)
+    return ScriptedReply(body=body.encode(), content_type="text/event-stream")
+
+
+@pytest.mark.parametrize("name", ["Codex", "Qwen Code", "opencode"])
+def test_a_coding_agent_calls_a_tool_and_reads_a_denial(tmp_path: Path, name: str) -> None:
+    from tests.clients.programs_of_users import CLIENTS
+
+    client = replace(
+        CLIENTS[name], configure=lambda work, url: (CLIENTS[name].configure(work, url), settings_of(work, name))
+    )
+    write_policy(tmp_path, "add")
+    (tmp_path / "notes.txt").write_text("precious")
+
+    steps: list[tuple[str, dict[str, Any]]] = [("erase_file", {"path": "notes.txt"}), ("add", {"a": 2, "b": 3})]
+    prefix = "files_" if name == "opencode" else "mcp__files__"
+
+    def script(body: Mapping[str, Any]) -> ScriptedReply | str:
+        offered = json.dumps(body.get("tools", ()))
+        if "erase_file" not in offered and "tool_search" in offered:  # Qwen Code shows tools of servers on request
+            query = f"select:{prefix}erase_file,{prefix}add"
+            return ScriptedReply(tool_calls=[ScriptedCall("tool_search", {"query": query})])
+        if "erase_file" not in offered or not steps:
+            return "All done."
+        tool, arguments = steps.pop(0)
+        if name == "Codex":
+            return namespaced("mcp__files", tool, arguments)
+        return ScriptedReply(tool_calls=[ScriptedCall(f"{prefix}{tool}", arguments)])
+
+    with ScriptedModelServer(script) as model:
+        done = client.run(tmp_path, model.base_url)
+        read = json.dumps([request.body for request in model.requests])
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "All done." in done.stdout
+    assert "DENIED by policy tools/" in read
+    assert (tmp_path / "notes.txt").exists()
+    assert recorded(tmp_path, "outcome") == [("erase_file", "denied"), ("add", "ok")]
+
+
 #: A folder in which ``npm install @modelcontextprotocol/server-filesystem`` has been run.
 INSTALLED = os.environ.get("MCP_FILESYSTEM_SERVER", "")
 
@@ -117,12 +193,9 @@ rules:
 
 
 def test_the_figures_of_the_suite_stand_side_by_side() -> None:
-    from collections import Counter
-
-    counts = Counter({"SUCCESS": 44, "INFO": 9})
-    lines = table({"without lgov": (counts, Counter()), "with lgov": (counts, Counter())}).splitlines()
+    checks = Counter({("ping", "answers", "SUCCESS"): 44, ("initialize", "id", "WARNING"): 1})
+    lines = table({"without lgov": (checks, Counter()), "with lgov": (checks, Counter())}).splitlines()
     assert lines[2:4] == [
-        "| of a server (32) | without lgov | 44 | 0 | 0 |",
-        "| of a server (32) | with lgov | 44 | 0 | 0 |",
+        "| of a server (2) | without lgov | 44 | 0 | 1 |",
+        "| of a server (2) | with lgov | 44 | 0 | 1 |",
     ]
-    assert (sys.executable, *LGOV[1:]) == tuple(LGOV)
