@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import importlib
 import importlib.util
+import io
 import json
 import os
 import sys
@@ -75,7 +78,9 @@ class Resource:
 
 
 def read_tasks(source: str | os.PathLike[str] | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The tasks in a file of JSON lines, or in a list of mappings. Blank lines are ignored.
+    """The tasks in a file of JSON lines, of Parquet (needs the extra ``train``) or, named ``.csv``, of CSV with a line of
+    names, each also compressed by gzip; or in a list of mappings, as a data set of Hugging Face is one. Blank lines are
+    ignored.
 
     Raises `TaskError` with file, line and fault, for the first ten: a line that is not UTF-8 or not a JSON object with
     at least one field, a name given twice, NaN and infinity; and for no task at all.
@@ -87,6 +92,14 @@ def read_tasks(source: str | os.PathLike[str] | Sequence[Mapping[str, Any]]) -> 
         raw = path.read_bytes()
     except OSError as error:
         raise TaskError(f"the task file cannot be read: {error.strerror or error}", path=str(path)) from error
+    try:
+        raw = gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw
+        if raw.startswith(b"PAR1"):
+            return _of_list(_parquet(raw))
+        if path.name.removesuffix(".gz").endswith(".csv"):
+            return _of_list(list(csv.DictReader(io.StringIO(raw.decode("utf-8-sig")), restkey="more", strict=True)))
+    except (OSError, EOFError, ValueError, csv.Error) as error:
+        raise TaskError(f"the task file cannot be read: {error}", path=str(path)) from error
     tasks: list[dict[str, Any]] = []
     faults: list[tuple[int, str]] = []
     for number, line in enumerate(raw.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
@@ -107,6 +120,14 @@ def read_tasks(source: str | os.PathLike[str] | Sequence[Mapping[str, Any]]) -> 
     if not tasks:
         raise TaskError("the file holds no task", path=str(path), hint="one JSON object a line")
     return tasks
+
+
+def _parquet(raw: bytes) -> list[dict[str, Any]]:
+    try:
+        from pyarrow import BufferReader, parquet
+    except ModuleNotFoundError as error:
+        raise ValueError("Parquet needs pyarrow: pip install 'lgov[train]'") from error
+    return parquet.read_table(BufferReader(raw)).to_pylist()
 
 
 def _of_list(source: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

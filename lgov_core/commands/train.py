@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -121,7 +122,8 @@ def train(
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends as with Ctrl-C
     if server.key_secret_file or server.show_admin_key or server.gpus is not None:
         raise SettingsError("--gpus, --key-secret-file and --show-admin-key are for --serve", hint="add --serve")
-    report, text = _train(settings, agent, backend, store, folder, resume=resume, profile=profile)
+    with contextlib.redirect_stdout(sys.stderr):  # what agents print is not the result
+        report, text = _train(settings, agent, backend, store, folder, resume=resume, profile=profile)
     write_result(report, text, as_json=as_json)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,39 @@ def test_a_task_has_its_fields_as_attributes_and_as_keys() -> None:
         _ = task.answer
     with pytest.raises(AttributeError, match="read only"):
         task.question = "p"
+
+
+ROWS = [{"question": "2+2?", "answer": "4"}, {"question": "a, b", "answer": "é"}]
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_other_kinds_of_files_are_read_too(tmp_path: Path, compressed: bool) -> None:
+    pytest.importorskip("pyarrow", reason='needs the extra "train"')
+    from pyarrow import Table, parquet
+
+    parquet.write_table(Table.from_pylist(ROWS), tmp_path / "tasks.parquet")
+    (tmp_path / "tasks.csv").write_text('question,answer\n2+2?,4\n"a, b",é\n')
+    (tmp_path / "tasks.jsonl").write_text('{"question": "2+2?", "answer": "4"}\n{"question": "a, b", "answer": "é"}\n')
+    for name in ("tasks.parquet", "tasks.csv", "tasks.jsonl"):
+        path = tmp_path / name
+        if compressed:
+            path = tmp_path / f"{name}.gz"
+            path.write_bytes(gzip.compress((tmp_path / name).read_bytes()))
+        assert read_tasks(path) == ROWS
+
+
+@pytest.mark.parametrize(
+    ("name", "raw"),
+    [
+        ("tasks.parquet", b"PAR1 and no more"),
+        ("tasks.jsonl.gz", gzip.compress(b'{"a": 1}')[:-4]),
+        ("tasks.csv", b'question,answer\n"open'),
+        ("tasks.csv", b"question\n\xff"),
+        ("tasks.csv", b"question\n"),
+    ],
+    ids=range(5),
+)
+def test_a_broken_file_of_another_kind_is_refused(tmp_path: Path, name: str, raw: bytes) -> None:
+    (tmp_path / name).write_bytes(raw)
+    with pytest.raises(TaskError):
+        read_tasks(tmp_path / name)
