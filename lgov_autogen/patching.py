@@ -97,30 +97,20 @@ def offers() -> Iterator[Mapping[str, Any]]:
 # ---------------------------------------------------------------------- tools
 
 
-async def call_tool(
-    workbench: Any,
-    own: Callable[..., Any],
-    name: str,
-    arguments: Any = None,
-    cancellation_token: Any = None,
-    call_id: str | None = None,
-) -> ToolResult:
+def _call_of(
+    workbench: Any, name: str, arguments: Any = None, cancellation_token: Any = None, call_id: str | None = None
+) -> WorkbenchCall:
+    return WorkbenchCall.of(INSTRUMENTOR.governor, workbench, name, arguments, cancellation_token, call_id)
+
+
+async def call_tool(workbench: Any, own: Callable[..., Any], *call: Any, **options: Any) -> ToolResult:
     """``Workbench.call_tool`` in an instrumented process; ``own`` is the workbench's own method."""
-    call = WorkbenchCall.of(INSTRUMENTOR.governor, workbench, name, arguments, cancellation_token, call_id)
-    return await call.result(own)
+    return await _call_of(workbench, *call, **options).result(own)
 
 
-def call_tool_stream(
-    workbench: Any,
-    own: Callable[..., Any],
-    name: str,
-    arguments: Any = None,
-    cancellation_token: Any = None,
-    call_id: str | None = None,
-) -> AsyncGenerator[Any]:
+def call_tool_stream(workbench: Any, own: Callable[..., Any], *call: Any, **options: Any) -> AsyncGenerator[Any]:
     """``StreamWorkbench.call_tool_stream`` in an instrumented process."""
-    call = WorkbenchCall.of(INSTRUMENTOR.governor, workbench, name, arguments, cancellation_token, call_id)
-    return call.events(own)
+    return _call_of(workbench, *call, **options).events(own)
 
 
 class _ToolCall(GovernedCall):

@@ -47,6 +47,7 @@ class _Account:
     of_agent: dict[str | None, float] = field(default_factory=dict[str | None, float])
     last: dict[str | None, str] = field(default_factory=dict[str | None, str])
     paid_at: dict[str | None, _Place] = field(default_factory=dict[str | None, _Place])
+    of_operation: dict[str, list[tuple[_Claim, float]]] = field(default_factory=dict[str, list[tuple["_Claim", float]]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class AirPlugin:
     best does not change. What AIR adds is *when* something was gained: see docs/how-to/rewards.md for which credit
     schemes make use of that.
 
+    A call that the framework executes again (after an error, or with its node) is one: it earns what its last result is worth.
     Rules that are not shaped pay each call anew, up to ``cap`` in absolute sum over the attempt. Denials are in the
     dimension ``compliance``, at full price each time. Outside a rollout nothing is kept and each call is paid for itself.
 
@@ -108,16 +110,15 @@ class AirPlugin:
             call = _call_of({"tool_name": action.name, "arguments": action.arguments})
             claims = [_Claim(f"air:{outcome.status}", value, base.shaped, call)]
         claims = [claim for claim in claims if claim.value != 0.0]
-        if not claims:
-            return []
         if action.rollout_id is not None and action.call_id is None:
             with self._lock:
-                self.unplaced += 1
+                self.unplaced += bool(claims)
             return []
         if event == "denied":
             return [Reward(claim.value, "compliance", source=claim.source) for claim in claims]
-        paid = self._booked(action.rollout_id, action.attempt, action.agent, claims, (None, action.call_id))
-        return [Reward(value, "air", source=claim.source) for claim, value in zip(claims, paid, strict=True) if value]
+        target = (None, action.call_id)
+        paid = self._booked(action.rollout_id, action.attempt, action.agent, claims, target, action.operation_id)
+        return [Reward(value, "air", source=claim.source) for claim, value in paid if value]
 
     @hookimpl
     def lgov_span_reward(self, span: Span) -> Sequence[Reward]:
@@ -154,11 +155,7 @@ class AirPlugin:
                 self.unplaced += 1
             return []
         paid = self._booked(span.rollout_id, span.attempt, agent, claims, (response_id, None))
-        return [
-            Reward(value, "air", response_id=response_id, source=claim.source)
-            for claim, value in zip(claims, paid, strict=True)
-            if value
-        ]
+        return [Reward(value, "air", response_id=response_id, source=claim.source) for claim, value in paid if value]
 
     @hookimpl
     def lgov_rollout_reward(self, rollout: RolloutScope) -> Sequence[Reward]:
@@ -186,22 +183,32 @@ class AirPlugin:
         agent: str | None,
         claims: Sequence[_Claim],
         target: _Place,
-    ) -> list[float]:
-        """The sum paid of each claim; ``target`` is that of the reward."""
+        operation: str | None = None,
+    ) -> list[tuple[_Claim, float]]:
+        """The sum paid of each claim; ``target`` is that of the reward. First comes what an earlier result of the same
+        ``operation`` was paid, taken back: the framework has repeated it, and it earns what its last result is worth.
+        """
         with self._lock:
             account = _Account()
             if rollout_id is not None:
                 key = (rollout_id, attempt)
+                if key not in self._accounts and not claims:
+                    return []
                 if key not in self._accounts and len(self._accounts) >= MOST_OPEN_ATTEMPTS:
                     raise RewardError(
                         f"{MOST_OPEN_ATTEMPTS} attempts have earned AIR and not ended",
                         hint="end rollouts (Governor.rollout), so that their accounts can be closed",
                     )
                 account = self._accounts.setdefault(key, account)
-            paid = [_pay(account, agent, claim, self.rules.cap) for claim in claims]
-            if any(paid):
+            before = [] if operation is None else account.of_operation.pop(operation, [])
+            for claim, value in before:
+                _take_back(account, agent, claim, value)
+            paid = [(claim, _pay(account, agent, claim, self.rules.cap)) for claim in claims]
+            if any(value for _, value in paid):
                 account.paid_at[agent] = target
-            return paid
+            if operation is not None and paid:
+                account.of_operation[operation] = paid
+            return [] if paid == before else [*((claim, -value) for claim, value in before), *paid]
 
 
 def _pay(account: _Account, agent: str | None, claim: _Claim, cap: float | None) -> float:
@@ -221,6 +228,15 @@ def _pay(account: _Account, agent: str | None, claim: _Claim, cap: float | None)
     account.potential += paid
     account.of_agent[agent] = account.of_agent.get(agent, 0.0) + paid
     return paid
+
+
+def _take_back(account: _Account, agent: str | None, claim: _Claim, value: float) -> None:
+    if not claim.shaped:
+        account.plain -= abs(value)
+    elif value:
+        account.paid_for.discard((claim.source, claim.fact))
+        account.potential -= value
+        account.of_agent[agent] -= value
 
 
 def _claim(rule: AirRule, facts: Mapping[str, Any]) -> _Claim:

@@ -11,7 +11,7 @@ import click
 from lgov_core.commands.group import Exit, exit_status
 from lgov_core.commands.options import audit_option, content_option, policy_option, settings_option
 from lgov_core.errors import InstrumentationError, LgovError
-from lgov_core.settings import load_settings
+from lgov_core.settings import Settings, load_settings
 
 
 @click.command(
@@ -85,11 +85,7 @@ def run(
     from lgov_core.process.run import RunOptions, run_program
 
     restart_with_options(command)
-    try:
-        settings = load_settings(flags, texts=assignments)
-    except LgovError as error:
-        # Settings that cannot be read may be the ones that name the policy.
-        raise InstrumentationError(f"not run: {error.message}", hint=error.hint) from error
+    settings = _settings(flags, assignments)
     options = RunOptions(
         replace(Governance.from_settings(settings), content=content and settings.content),
         endpoint=settings.endpoint,
@@ -150,8 +146,12 @@ def mcp(
         raise InstrumentationError("lgov mcp needs the MCP SDK", hint='pip install "lgov[mcp]"') from error
     if bool(command) == bool(url):
         raise click.UsageError("name the server: by its COMMAND behind --, or by --url")
+    ctx.exit(run_mcp(Governance.from_settings(_settings(flags, assignments)), command, url, port, click.echo))
+
+
+def _settings(flags: Mapping[str, Any], assignments: Mapping[str, str]) -> Settings:
     try:
-        settings = load_settings(flags, texts=assignments)
+        return load_settings(flags, texts=assignments)
     except LgovError as error:
+        # Settings that cannot be read may be the ones that name the policy.
         raise InstrumentationError(f"not run: {error.message}", hint=error.hint) from error
-    ctx.exit(run_mcp(Governance.from_settings(settings), command, url, port, click.echo))

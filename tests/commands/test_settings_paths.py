@@ -89,7 +89,8 @@ def test_init_for_a_program_writes_beside_it(recorded: Path, monkeypatch: pytest
     monkeypatch.setattr("lgov_core.process.offline_start.start_offline", lambda command: start)
     written = json.loads(lgov("init", "--json", "--", "python", "app/main.py").stdout)
     assert written == {
-        "wrote": ["app/policy.yaml", "app/lgov.toml", "app/.lgov/.gitignore"], "tools": ["search (function)"],
+        "wrote": ["app/policy.yaml", "app/lgov.toml", "app/.lgov/.gitignore", "app/.traces/.gitignore"],
+        "tools": ["search (function)"],
     }  # fmt: skip
     assert "search" in (recorded / "app" / "policy.yaml").read_text()
     kept = lgov("init", "--", "python", "app/main.py").stdout

@@ -16,10 +16,13 @@ from langgraph.types import Command, RetryPolicy, interrupt
 
 from lgov_core.audit import AuditLog
 from lgov_core.governor import Governor
+from lgov_core.hookspecs import hookimpl
 from lgov_core.policies import ApprovalPolicy, CostControlPolicy, LoopPolicy, RateLimitPolicy
 from lgov_core.policies.base import BoundedPolicy
+from lgov_core.reward import AirPlugin, AirRules
+from lgov_core.scope import RolloutScope
 from lgov_core.testing import ScriptedModelServer, call
-from lgov_core.types import Action, Decision, Point
+from lgov_core.types import Action, Decision, Point, Reward
 from lgov_langchain import LgovMiddleware, wrap_tool_node
 
 
@@ -118,6 +121,36 @@ def test_a_call_that_middleware_tries_again_is_one_call(rules):
     assert rules.record() == [
         ("ApprovalPolicy", "approved"), (None, "error"), *repeated, ("lgov", "repeated"), (None, "ok"),
     ]  # fmt: skip
+
+
+class _Rewards:
+    """Keeps the rewards that a governor shows."""
+
+    def __init__(self) -> None:
+        self.paid: list[tuple[float, str | None]] = []
+
+    @hookimpl
+    def lgov_observe(self, event) -> None:
+        if isinstance(event, Reward):
+            self.paid.append((event.value, event.tool_call_id))
+
+
+@pytest.mark.parametrize("shaped", [True, False])
+@pytest.mark.parametrize(("failures", "worth"), [(0, 1.0), (2, 1.0), (9, -0.25)])
+def test_a_call_that_is_tried_again_earns_what_its_last_result_is_worth(shaped, failures, worth):
+    work, ran = _flaky(failures)
+    rewards, again = _Rewards(), ToolRetryMiddleware(max_retries=3, initial_delay=0, jitter=False)
+    air = AirPlugin(AirRules(tool_success=1.0, tool_error=-0.25, shaped=shaped))
+    governor = Governor([ApprovalPolicy(approver=lambda _request: True)], plugins=[air, rewards])
+    with ScriptedModelServer([call("work", what="a"), "bye"]) as server:
+        model = ChatOpenAI(model="m", base_url=server.base_url, api_key="k")
+        agent = create_agent(model, [work], middleware=[again, LgovMiddleware(governor)])
+        with governor.rollout(RolloutScope("r1", 1)):
+            agent.invoke({"messages": [("user", "hi")]})
+            assert len(ran) == min(failures, 3) + 1
+            assert sum(value for value, _ in rewards.paid) == worth, rewards.paid
+            assert len({call_id for _, call_id in rewards.paid}) == 1
+    assert sum(value for value, _ in rewards.paid) == (0 if shaped else worth)
 
 
 def _proposal(*calls: tuple[str, str, str]) -> AIMessage:
