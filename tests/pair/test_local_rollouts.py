@@ -55,7 +55,8 @@ def test_every_rollout_ends_once_with_its_report_and_is_on_record(store: TraceSt
         name: report.outcome for name, report in ended.items()
     }
     assert recorded["ro_3"].result == {"counts": {}, "by": "me"}
-    assert {reward.rollout_id: reward.value for reward in store.rewards()} == {"ro_0": 0.0, "ro_1": 1.0, "ro_3": 3.0}
+    values = {reward.rollout_id: reward.value for reward in store.rewards()}
+    assert values == {"ro_0": 0.0, "ro_1": 1.0, "ro_2": 0.0, "ro_3": 3.0}
     assert list(local(store, agent, 2).run([])) == []
 
 

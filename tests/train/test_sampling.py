@@ -28,7 +28,7 @@ from lgov_core.train.loop.collecting import OpenStep  # noqa: E402
 from lgov_core.train.loop.loop import Iteration, TrainingLoop  # noqa: E402
 from lgov_core.train.loop.policy_model import full_policy  # noqa: E402
 from lgov_core.train.loop.run_files import read_batch, read_metrics  # noqa: E402
-from lgov_core.transitions import CreditRules, DataFinding  # noqa: E402
+from lgov_core.transitions import CreditRules  # noqa: E402
 from lgov_core.types import Outcome  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX processes")
@@ -163,8 +163,7 @@ def test_what_only_air_tells_apart_is_said_to_be_learned_from_that(place: Place,
 
 def test_a_reward_that_cannot_be_compared_ends_no_training(place: Place, tmp_path: Path) -> None:
     turn = place.loop(tmp_path).iterate([named("huge", say="hello", paid=1.0, air=1e200), HELLO], GROUP)
-    assert turn.diagnostics[DataFinding.EXCLUDED_OUTCOME] == GROUP
-    assert "1e+200" in line_of(tmp_path)["warnings"]["rollouts-lost"]
+    assert line_of(tmp_path)["lost_attempts"] > 0
     assert turn.update.rows > 0
     assert abs(turn.mean_return or 3) < 2
 
