@@ -31,7 +31,7 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
-from contextlib import aclosing, contextmanager
+from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -286,20 +286,19 @@ def _unobserved() -> Generator[None]:
     """Keeps what runs inside out of the program's logs and traces, whoever writes its spans: other instrumentations heed the
     keys, or the sampler drops what is below a span that is not sampled.
     """
-    handlers = [handler for handler in (*logging.root.handlers, logging.lastResort) if handler is not None]
-    for handler in handlers:
-        handler.addFilter(_is_observed)
-    hidden = _HIDDEN.set(True)
     context: Any = sys.modules.get("opentelemetry.context")
-    token = None if context is None else context.attach(_suppressed(context))
-    try:
-        yield
-    finally:
+    with ExitStack() as stack:
+        stack.callback(_HIDDEN.reset, _HIDDEN.set(True))
+        for handler in filter(None, (*logging.root.handlers, logging.lastResort)):
+            handler.addFilter(_is_observed)
+            stack.callback(handler.removeFilter, _is_observed)
         if context is not None:
-            context.detach(token)
-        _HIDDEN.reset(hidden)
-        for handler in handlers:
-            handler.removeFilter(_is_observed)
+            api = importlib.import_module("opentelemetry.trace")
+            above = api.set_span_in_context(unrecorded_span(api, "1".zfill(16), (1, api.TraceFlags(0))))
+            for key in ("suppress_instrumentation", getattr(context, "_SUPPRESS_INSTRUMENTATION_KEY", "")):
+                above = context.set_value(key, True, above)
+            stack.callback(context.detach, context.attach(above))
+        yield
 
 
 _HIDDEN = contextvars.ContextVar("lgov_hidden", default=False)
@@ -307,14 +306,6 @@ _HIDDEN = contextvars.ContextVar("lgov_hidden", default=False)
 
 def _is_observed(_record: logging.LogRecord) -> bool:
     return not _HIDDEN.get()
-
-
-def _suppressed(context: Any) -> Any:
-    api = importlib.import_module("opentelemetry.trace")
-    above = api.set_span_in_context(unrecorded_span(api, "1".zfill(16), (1, api.TraceFlags(0))))
-    for key in ("suppress_instrumentation", getattr(context, "_SUPPRESS_INSTRUMENTATION_KEY", "")):
-        above = context.set_value(key, True, above)
-    return above
 
 
 class _DenyEverything:

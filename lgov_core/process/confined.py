@@ -65,10 +65,9 @@ def enter_box(
     confined = None if governance.policy is None else read_confinement(governance.policy)
     for file in (governance.audit, *(Path(store) for store in _stores(confined) if store)):
         make_folder(file.parent)  # what is to be hidden must be there
-    store = None if governance.store is None or "://" in governance.store else Path(governance.store).absolute()
-    if store is not None and store.parent == governance.audit.parent:
+    if governance.store is not None and Path(governance.store).absolute().parent == governance.audit.parent:
         raise InstrumentationError(
-            f"the box shows nothing of {store.parent}, the record's folder, so the store {store.name} cannot be in it",
+            f"the box shows nothing of the record's folder, {governance.audit.parent}: the trace store cannot be in it",
             hint="name another folder, as in: lgov run --store .traces/traces.db --confine",
         )
     refuse_untrusted(governance.audit)

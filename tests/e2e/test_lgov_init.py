@@ -79,7 +79,7 @@ def test_the_agent_of_init_runs_in_a_box(tmp_path: Path, monkeypatch: pytest.Mon
     lgov("init", "--framework", "openai")
     hidden = lgov_run(tmp_path, "python", "agent.py", options=("--store", ".lgov/traces.db", "--confine"))
     assert hidden.returncode == 78
-    assert "so the store traces.db cannot be in it" in hidden.stderr
+    assert "the trace store cannot be in it" in hidden.stderr
     for options in (("--confine",), ("--confine", "--preset", "workspace")):
         done = lgov_run(tmp_path, "python", "agent.py", options=options)
         if "namespace" in done.stderr and done.returncode == 78:
