@@ -10,48 +10,70 @@ Ends with 1 if a mutant survives that ``equivalent.toml`` does not explain, or a
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
-import os
 import time
 import tomllib
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from itertools import accumulate
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from tests.governor.act_path import ACT_PATH
 from tests.mutants.mutations import Mutant, mutants_of
-from tests.mutants.running import TestRun, digest_of, limit_s, load_slow_imports, measure, start, stop, tests_for
+from tests.mutants.running import (
+    Items,
+    LiveFunctions,
+    Measure,
+    TestRun,
+    Trial,
+    body_lines,
+    by_import,
+    collect,
+    foreign_modules,
+    forked,
+    functions_of,
+    in_place,
+    load,
+    run_trials,
+)
 
 #: In the order in which they are mutated: what decides first.
 FILES = tuple(ACT_PATH)
 TESTS = (
     "tests/core/test_flow.py",
-    *sorted(str(path) for path in Path("tests/governor").glob("test_*.py")),
+    *sorted(map(str, Path("tests/governor").glob("test_*.py"))),
     "tests/golden/test_decisions.py",
     "tests/instrumentation/test_governed_calls.py",
     "tests/instrumentation/test_live_span.py",
     "tests/types/test_types.py",
-    "tests/policies/test_policies_tool.py",
-    "tests/policies/test_policies_set.py",
-    "tests/policies/test_policies_permits.py",
-    *(f"tests/audit/test_audit{name}.py" for name in ("", "_entry", "_attacks", "_writers", "_erasure", "_proof")),
-    "tests/autogen/test_autogen_tool_calls.py",
-    "tests/autogen/test_autogen_components.py",
+    *(
+        f"tests/policies/test_{name}.py"
+        for name in ("policies_tool", "policies_set", "policies_permits", "plugin_policies")
+    ),
+    *sorted(map(str, Path("tests/audit").glob("test_*.py"))),
+    *sorted(map(str, Path("tests/autogen").glob("test_*.py"))),
 )
 CACHE = Path(".mutants")
 RESULTS = CACHE / "results.json"
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
-_AT_ONCE = 2
+#: What the tests of a mutant may take together, in seconds of the run without one.
+_LONGEST_S = 20.0
+#: One run in so many is of the same tests without a mutant.
+_CONTROLLED = 25
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """``status`` is killed or survived; ``tests`` is the digest of the tests that a survivor was run with."""
+    """``status`` is killed, by ``test``, or survived; ``tests`` is the digest of all tests."""
 
     status: str
     tests: str
+    test: str
 
 
 def explained() -> set[tuple[str, str, str, str]]:
@@ -62,90 +84,256 @@ def explained() -> set[tuple[str, str, str, str]]:
     return {(entry["file"], entry["scope"], entry["from"], entry["to"]) for entry in entries}
 
 
-def _described(mutant: Mutant) -> str:
-    return f"survived  {mutant.file} {mutant.scope}\n  - {mutant.removed}\n  + {mutant.added}"
+def _described(mutant: Mutant, status: str = "survived") -> str:
+    return f"{status}  {mutant.file} {mutant.scope}\n  - {mutant.removed}\n  + {mutant.added}"
 
 
 def _identity(mutant: Mutant) -> tuple[str, str, str, str]:
     return mutant.file, mutant.scope, mutant.removed, mutant.added
 
 
-def _read() -> dict[str, Result]:
-    return {key: Result(**value) for key, value in json.loads(RESULTS.read_text()).items()} if RESULTS.exists() else {}
+@dataclass(slots=True)
+class Kept:
+    """What earlier calls have found out, in ``.mutants/results.json``.
+
+    ``unreliable`` are tests that have failed without a mutant: they kill none. ``controls`` counts the runs without one.
+    """
+
+    results: dict[str, Result] = field(default_factory=dict)
+    unreliable: list[str] = field(default_factory=list)
+    controls: int = 0
+
+    @classmethod
+    def read(cls) -> Kept:
+        """What is there."""
+        if not RESULTS.exists():
+            return cls()
+        kept = json.loads(RESULTS.read_text())
+        results = {key: Result(**value) for key, value in kept["results"].items()}
+        return cls(results, kept["unreliable"], kept["controls"])
+
+    def write(self) -> None:
+        """Replaces what is there."""
+        CACHE.mkdir(exist_ok=True)
+        new = RESULTS.with_suffix(".new")
+        new.write_text(json.dumps(asdict(self)))
+        new.replace(RESULTS)
+
+    def ran_without_mutant(self, trial: Trial) -> None:
+        """Notes how a run without a mutant has ended."""
+        self.controls += 1
+        if trial.ended != "survived":
+            print(f"unreliable  {trial.test}: {trial.ended} what is no mutant", flush=True)
+            self.unreliable.append(trial.test)
+            self.results = {key: one for key, one in self.results.items() if one.test != trial.test}
 
 
-def _write(results: Mapping[str, Result]) -> None:
-    CACHE.mkdir(exist_ok=True)
-    new = RESULTS.with_suffix(".new")
-    new.write_text(json.dumps({key: {"status": one.status, "tests": one.tests} for key, one in results.items()}))
-    new.replace(RESULTS)
+# ---------------------------------------------------------------------- which tests run which lines
 
 
-def run(files: list[str], minutes: float) -> None:
-    """Runs what has no result yet, and the survivors of other tests, for at most ``minutes``."""
-    load_slow_imports()
-    runs: dict[str, TestRun] = {}
-    for test_file in TESTS:
-        runs |= measure(test_file, FILES, CACHE)
-    print(f"{len(runs)} tests run these files", flush=True)
-    until = time.monotonic() + minutes * 60
-    tests = digest_of(TESTS)
-    results, running = _read(), dict[int, tuple[Mutant, float]]()
-    pending = _pending(files, results, tests)
-    last, counts = time.monotonic(), Counter[str]()
-    exhausted = False
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The tests that run the files, the lines that run while tests are collected, and the modules that the tests load."""
+
+    tests: Mapping[str, TestRun]
+    collected: Mapping[str, frozenset[int]]
+    modules: frozenset[str]
+
+    @classmethod
+    def read(cls, test_files: Iterable[str] = TESTS) -> Measured:
+        """What is kept. Raises `LookupError` where it is missing or of other files."""
+        tests: dict[str, TestRun] = {}
+        modules: set[str] = set()
+        for test_file in test_files:
+            of_tests, loaded = _kept(test_file)
+            modules.update(loaded)
+            for test, (seconds, of_file) in of_tests.items():
+                tests[test] = TestRun(seconds, {file: frozenset(lines) for file, lines in of_file.items()})
+        collected = {file: frozenset(lines) for file, lines in _kept("collected").items()}
+        return cls(tests, collected, frozenset(modules))
+
+    def chosen(self, mutant: Mutant, kills: Mapping[str, int], unreliable: Sequence[str]) -> dict[str, TestRun]:
+        """The tests that may notice the mutant: first the fast ones, and those with ``kills`` of others like it."""
+        expression, statement, outermost = mutant.lines
+        whole_file = range(10**6)
+        for lines in (expression, statement) if mutant.function else (outermost, whole_file):
+            wanted = frozenset(lines)
+            tests = [
+                (run.seconds / (1 + 10 * kills.get(test, 0)), test)
+                for test, run in self.tests.items()
+                if test not in unreliable and not wanted.isdisjoint(run.lines.get(mutant.file, ()))
+            ]
+            if tests:
+                break
+        else:
+            return {}
+        tests.sort()
+        until = accumulate(self.tests[test].seconds for _, test in tests)
+        return {test: self.tests[test] for (_, test), spent in zip(tests, until, strict=True) if spent <= _LONGEST_S}
+
+
+def _kept(name: str) -> dict[str, Any]:
+    path = _kept_at(name)
+    content = json.loads(path.read_text()) if path.exists() else {}
+    if content.get("digest") != _digest(name):
+        raise LookupError(name)
+    return content["kept"]
+
+
+def _keep(name: str, value: object) -> None:
+    _kept_at(name).parent.mkdir(exist_ok=True)
+    _kept_at(name).write_text(json.dumps({"digest": _digest(name), "kept": value}))
+
+
+def _kept_at(name: str) -> Path:
+    return CACHE / f"{name.replace('/', '.')}.json"
+
+
+@cache
+def _digest(name: str) -> str:
+    files = [*FILES, *(TESTS if name == "collected" else [name])]
+    return hashlib.sha256(b"\0".join(Path(file).read_bytes() for file in files)).hexdigest()
+
+
+def _measure(measure: Measure, items: Items) -> None:
+    """Runs the tests without mutants, where nothing is kept of them."""
+
+    def of_file(test_file: str) -> Trial:
+        tests = [item for test, item in items.items() if test.startswith(f"{test_file}::")]
+
+        def run(begins: Callable[[str], object]) -> int:
+            _keep(test_file, (measure.tests(tests, begins), foreign_modules()))
+            return 0
+
+        return Trial(test_file, run, {})
+
+    for trial in run_trials(of_file(test_file) for test_file in TESTS if not _is_kept(test_file)):
+        if trial.ended != "survived":
+            raise SystemExit(f"{trial.subject} could not be run without mutants: {trial.test}")
+    _keep("collected", measure.collected())
+
+
+def _is_kept(name: str) -> bool:
     try:
-        while running or not exhausted:
-            while len(running) < _AT_ONCE and not exhausted:
-                mutant, text = next(pending, (None, ""))
-                if mutant is None or time.monotonic() > until:
-                    exhausted = True
-                    break
-                chosen = tests_for(mutant.file, mutant.scope, runs)
-                if not chosen:
-                    results[mutant.key] = Result("survived", tests)
-                    continue
-                running[start(mutant.file, text, chosen)] = mutant, time.monotonic() + limit_s(chosen, runs)
-            time.sleep(0.02)
-            for process, (mutant, limit) in list(running.items()):
-                ended, status = os.waitpid(process, os.WNOHANG)
-                if not ended and time.monotonic() > limit:
-                    stop(process)
-                if ended:
-                    stop(process)  # what it started
-                    del running[process]
-                    outcome = (
-                        "survived" if os.waitstatus_to_exitcode(status) in (0, 5) else "killed"
-                    )  # 5: no test was run
-                    results[mutant.key] = Result(outcome, tests)
-                    counts[outcome] += 1
-                    if outcome == "survived":
-                        print(_described(mutant), flush=True)
+        _kept(name)
+    except LookupError:
+        return False
+    return True
+
+
+# ---------------------------------------------------------------------- running
+
+
+def run(files: list[str], minutes: float, *, all_by_import: bool) -> None:
+    """Runs what has no result yet, and the survivors of other tests, for at most ``minutes``.
+
+    With ``all_by_import`` also what could be put into the live function is read by import.
+    """
+    until = time.monotonic() + minutes * 60  # the measure does not count
+
+    def with_tests() -> None:
+        measure = None if all(map(_is_kept, ("collected", *TESTS))) else Measure(FILES)
+
+        def work(items: Items) -> None:
+            nonlocal until
+            if measure:
+                began = time.monotonic()
+                _measure(measure, items)
+                until += time.monotonic() - began
+            measured = Measured.read()
+            load(measured.modules)
+            live = LiveFunctions(FILES)
+            print(f"{len(measured.tests)} of {len(items)} tests run these files", flush=True)
+
+            def way(mutant: Mutant, source: str, text: str, tests: Iterable[str]) -> Any:
+                codes = None if all_by_import else _codes(mutant, source, text, measured)
+                return codes and in_place(live, *codes, [items[test] for test in tests])
+
+            _run(files, measured, way, until)
+
+        if status := collect(TESTS, work):
+            raise SystemExit(f"the tests could not be collected ({status})")
+
+    if forked(with_tests):
+        raise SystemExit(1)
+    measured = Measured.read()
+    load(measured.modules)
+
+    def way(mutant: Mutant, source: str, text: str, tests: Iterable[str]) -> Any:
+        if not all_by_import and _codes(mutant, source, text, measured):
+            return None
+        return by_import(mutant.file, text, list(tests))
+
+    _run(files, measured, way, until)
+
+
+def _codes(mutant: Mutant, source: str, text: str, measured: Measured) -> tuple[CodeType, CodeType] | None:
+    """The code of the mutant's function, without and with the change; None where it cannot be put into the live function."""
+    if not mutant.function:
+        return None
+    olds, news = (functions_of(mutant.file, version, mutant.function) for version in (source, text))
+    for old, new in zip(olds, news, strict=True):
+        if mutant.lines[0].start in range(old.co_firstlineno, max(body_lines(old), default=0) + 1):
+            ran = not measured.collected[mutant.file].isdisjoint(body_lines(old))
+            return None if ran or old.co_freevars != new.co_freevars else (old, new)
+    raise LookupError(f"{mutant.function} is not in {mutant.file}")
+
+
+def _run(files: list[str], measured: Measured, way: Callable[..., Any], until: float) -> None:
+    """Runs the mutants for which there is this way."""
+    kept, tests_digest, counts, last = Kept.read(), _digest("collected"), Counter[str](), time.monotonic()
+    kills: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+
+    def trials() -> Iterator[Trial]:
+        number = 0
+        for mutant, source, text in _pending(files, kept.results, tests_digest):
+            if time.monotonic() > until:
+                return
+            tests = measured.chosen(mutant, kills[mutant.file, mutant.function], kept.unreliable)
+            function = way(mutant, source, text, tests)
+            if function is None:
+                continue
+            yield Trial(mutant, function, tests)
+            number += 1
+            if number % _CONTROLLED == 1:
+                yield Trial(None, way(mutant, source, source, tests), tests)
+
+    try:
+        for trial in run_trials(trials()):
+            if trial.subject is None:
+                kept.ran_without_mutant(trial)
+                continue
+            counts[trial.ended] += 1
+            if trial.ended == "killed":
+                kills[trial.subject.file, trial.subject.function][trial.test] += 1
+            if trial.ended != "broken":
+                kept.results[trial.subject.key] = Result(trial.ended, tests_digest, trial.test)
+            if trial.ended != "killed":
+                print(_described(trial.subject, trial.ended), flush=True)
             if time.monotonic() - last > 20:
                 last = time.monotonic()
-                _write(results)
-                left = f"{(until - last) / 60:.0f} min left"
-                print(f"{counts['killed']} killed, {counts['survived']} survived, {left}", flush=True)
+                kept.write()
+                print(f"{counts}, {(until - last) / 60:.0f} min left", flush=True)
     finally:
-        for process in running:
-            stop(process)
-        _write(results)
+        kept.write()
 
 
-def _pending(files: list[str], results: Mapping[str, Result], tests: str) -> Iterator[tuple[Mutant, str]]:
+def _pending(files: list[str], results: Mapping[str, Result], tests: str) -> Iterator[tuple[Mutant, str, str]]:
+    """The mutants without a result, with the file as it is and as the mutant has it."""
     equivalent = explained()
     for file in files:
-        module, mutants = mutants_of(file, Path(file).read_text())
+        source = Path(file).read_text()
+        module, mutants = mutants_of(file, source)
         for mutant in mutants:
             result = results.get(mutant.key)
             again = result is not None and result.status == "survived" and result.tests != tests
             if result is None or (again and _identity(mutant) not in equivalent):
-                yield mutant, mutant.source(module)
+                yield mutant, source, mutant.source(module)
 
 
 def report(files: list[str]) -> int:
     """Prints the table and the survivors that nothing explains; returns 1 if there are any."""
-    results, equivalent = _read(), explained()
+    results, equivalent = Kept.read().results, explained()
     unused = {entry for entry in equivalent if entry[0] in files}
     open_mutants: list[Mutant] = []
     total: Counter[str] = Counter()
@@ -183,10 +371,13 @@ def main() -> int:
     parser.add_argument("files", nargs="*", help="only files whose path ends with one of these")
     parser.add_argument("--minutes", type=float, default=30.0, help="how long new mutants are started")
     parser.add_argument("--report", action="store_true", help="run nothing")
+    parser.add_argument(
+        "--import", action="store_true", dest="all_by_import", help="put no mutant into a live function"
+    )
     arguments = parser.parse_args()
     files = [file for file in FILES if not arguments.files or file.endswith(tuple(arguments.files))]
     if not arguments.report:
-        run(files, arguments.minutes)
+        run(files, arguments.minutes, all_by_import=arguments.all_by_import)
     return report(files)
 
 

@@ -18,6 +18,7 @@ from difflib import unified_diff
 
 import libcst
 from libcst import matchers
+from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 from mutmut.mutation.mutators import mutation_operators
 
 #: Calls and subscripts whose value only a type checker reads.
@@ -29,7 +30,9 @@ class Mutant:
     """One change of a file: ``removed`` and ``added`` are the changed lines without indentation, in ``scope``.
 
     They, and ``number`` among those that read the same, say which one it is. ``digest`` is that of the statement at the level
-    of the module around it: where that has changed, it is another mutant.
+    of the module around it: where that has changed, it is another mutant. ``function`` is the outermost function or method in
+    whose body it is, or empty. ``lines`` are those of the changed expression, of the statement around it, and of the one at
+    the level of the module.
     """
 
     file: str
@@ -38,6 +41,8 @@ class Mutant:
     added: str
     number: int
     digest: str
+    function: str
+    lines: tuple[range, range, range]
     _index: int
     _node: libcst.CSTNode
     _changed: libcst.CSTNode
@@ -58,18 +63,27 @@ class Mutant:
 def mutants_of(file: str, source: str) -> tuple[libcst.Module, list[Mutant]]:
     """The mutants of the file named ``file``."""
     module = libcst.parse_module(source)
+    positions = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
+
+    def lines_of(node: libcst.CSTNode) -> range:
+        position: CodeRange = positions[node]  # type: ignore[assignment]
+        return range(position.start.line, position.end.line + 1)
+
     mutants: list[Mutant] = []
     numbers: Counter[tuple[str, str, str]] = Counter()
     for index, statement in enumerate(module.body):
         digest = hashlib.sha256(module.code_for_node(statement).strip().encode()).hexdigest()[:16]
-        for scope, around, node, changed in _changes(statement):
+        for scope, function, around, node, changed in _changes(statement):
             before = module.code_for_node(around)
             after = module.code_for_node(changed if node is around else around.deep_replace(node, changed))
             removed, added = _changed_lines(before, after)
             if removed != added and _can_be_read(after):
                 numbers[scope, removed, added] += 1
                 number = numbers[scope, removed, added]
-                mutants.append(Mutant(file, scope, removed, added, number, digest, index, node, changed))
+                lines = lines_of(node), lines_of(around), lines_of(statement)
+                mutants.append(
+                    Mutant(file, scope, removed, added, number, digest, function, lines, index, node, changed)
+                )
     return module, mutants
 
 
@@ -88,14 +102,14 @@ def _changed_lines(before: str, after: str) -> tuple[str, str]:
     return removed, added
 
 
-_Change = tuple[str, libcst.CSTNode, libcst.CSTNode, libcst.CSTNode]
+_Change = tuple[str, str, libcst.CSTNode, libcst.CSTNode, libcst.CSTNode]
 
 
 def _changes(statement: libcst.CSTNode) -> Iterator[_Change]:
-    """Every change in ``statement``: its scope, the innermost statement around it, the node, and what that becomes."""
-    pending: list[tuple[str, libcst.CSTNode, libcst.CSTNode]] = [("", statement, statement)]
+    """Every change in ``statement``: its scope and function, the innermost statement around it, the node, what that becomes."""
+    pending: list[tuple[str, str, libcst.CSTNode, libcst.CSTNode]] = [("", "", statement, statement)]
     while pending:
-        scope, around, node = pending.pop()
+        scope, function, around, node = pending.pop()
         if _is_left_out(node):
             continue
         if isinstance(node, libcst.FunctionDef | libcst.ClassDef):
@@ -103,9 +117,11 @@ def _changes(statement: libcst.CSTNode) -> Iterator[_Change]:
         if isinstance(node, libcst.BaseCompoundStatement | libcst.SimpleStatementLine):
             around = node
         for changed in _variants(node):
-            yield scope, around, node, changed
+            yield scope, function, around, node, changed
         if not isinstance(node, libcst.Raise):
-            pending += [(scope, around, child) for child in reversed(node.children)]
+            for child in reversed(node.children):
+                is_body = isinstance(node, libcst.FunctionDef) and child is node.body
+                pending.append((scope, function or (scope if is_body else ""), around, child))
 
 
 def _variants(node: libcst.CSTNode) -> Iterator[libcst.CSTNode]:

@@ -1,178 +1,157 @@
-"""Runs the tests on a mutant: in a fork of this process, which has loaded what is not lgov, with one module changed.
+"""Runs tests on mutants: the tests are collected once, and each mutant gets a fork of the process that has collected them.
 
-The tests of a mutant are those that run the function that it is in, the fastest first, until one fails. Nothing is written
-to the source tree. Tests that start processes of their own see no mutant there, and kill none.
+A mutant of a function's body is put into the live function, whose tests then run. Everything else (class bodies, defaults,
+constants, and functions that run while tests are collected) is read by import, in a fork of a process without lgov.
+
+The tests of a mutant are those that run its lines, the fastest first, until one fails. Each fork has folders of its own;
+nothing is written to the source tree. Tests that start processes of their own see no mutant there, and kill none.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import hashlib
+import gc
+import importlib
 import importlib.util
-import json
+import itertools
 import os
 import resource
+import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import CodeType
-from typing import Any
+from types import CodeType, FunctionType
+from typing import Any, TypeAlias
 
 import coverage
 import pytest
 
-#: What a mutant's tests may take together, in seconds of the run without mutants, and how often longer with one.
-_LONGEST_S, _SLOWER = 20.0, 4.0
+Items: TypeAlias = dict[str, pytest.Item]
+
+#: A test has hung after so many seconds, and so many times what it takes without a mutant.
+_LIMIT_S, _SLOWER = 8.0, 8.0
+#: So many forks run at once, and one where the load of the machine is more than `_BUSY`.
+_AT_ONCE, _BUSY = 2, 6.0
 _ARGUMENTS = (
     "-q",
-    "-x",
+    "-s",
     "--assert=plain",  # else pytest loads lgov itself, and from the files
     "-p",
     "no:cacheprovider",
-    "-p",
-    "no:rerunfailures",
     "--no-header",
     "--hypothesis-seed=0",
     "-o",
     "addopts=",
 )
-#: Loaded once, before the forks.
-_SLOW_IMPORTS = (
-    "autogen_agentchat.agents", "autogen_agentchat.teams", "autogen_ext.models.openai", "cryptography", "fastjsonschema",
-    "hypothesis", "msgspec", "pytest_asyncio", "re2", "regex", "sqlglot", "yaml",
-)  # fmt: skip
+#: What is mutated and what tests it: these packages are loaded by a fork, or with the tests.
+_OURS = ("__main__", "tests", "lgov_core", "lgov_autogen", "lgov_langchain", "lgov_openai", "lgov_openai_agents")
+_PASSED, _FAILED, _BROKEN = 0, 1, 70
 
 
-def load_slow_imports() -> None:
-    """Loads what the tests import and lgov is no part of, so that a fork need not."""
-    for name in _SLOW_IMPORTS:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+# ---------------------------------------------------------------------- pytest
 
 
-def digest_of(paths: Sequence[str]) -> str:
-    """SHA-256, in hex, of the files."""
-    return hashlib.sha256(b"\0".join(Path(path).read_bytes() for path in paths)).hexdigest()
+class _Collected:
+    """Gives the collected tests to ``work``, which runs them as it likes."""
+
+    def __init__(self, work: Callable[[Items], None]) -> None:
+        self.work = work
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        if session.testsfailed:
+            raise session.Interrupted("not all tests could be collected")
+        self.work({item.nodeid: item for item in session.items})
+        return True
 
 
-# ---------------------------------------------------------------------- which tests run which functions
+class _Seen:
+    """Notes which tests failed or were skipped."""
+
+    def __init__(self) -> None:
+        self.failed: set[str] = set()
+        self.skipped: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed.add(report.nodeid)
+        elif report.skipped:
+            self.skipped.add(report.nodeid)
+
+
+def collect(files: Iterable[str], work: Callable[[Items], None]) -> int:
+    """Collects the tests of ``files`` in this process and calls ``work`` with them, by their ids."""
+    return int(pytest.main([*files, *_ARGUMENTS], plugins=[_Collected(work)]))
+
+
+def _each(items: Sequence[pytest.Item], begins: Callable[[str], object]) -> Iterator[tuple[pytest.Item, _Seen]]:
+    """Runs the tests one after the other; after each, the test and what has been seen so far."""
+    if not items:
+        return
+    seen = _Seen()
+    items[0].config.pluginmanager.register(seen)
+    for item, following in itertools.zip_longest(items, items[1:]):
+        begins(item.nodeid)
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        yield item, seen
+    items[0].config.pluginmanager.unregister(seen)
+
+
+# ---------------------------------------------------------------------- which tests run which lines
 
 
 @dataclass(frozen=True, slots=True)
 class TestRun:
-    """A test that passes without mutants: how long it took, and the functions that it ran, as ``file:name``."""
+    """A test that passes without mutants: how long it took, and the lines that it ran of each file."""
 
     seconds: float
-    functions: frozenset[str]
+    lines: Mapping[str, frozenset[int]]
 
 
-class _Contexts:
-    """Names the running test to coverage, and notes its time."""
+class Measure:
+    """Notes the lines of ``files`` that run from now on, for each test, and while the tests are collected."""
 
-    def __init__(self, measured: coverage.Coverage) -> None:
-        self.measured = measured
-        self.seconds: dict[str, float] = {}
-        self.failed: set[str] = set()
+    def __init__(self, files: Sequence[str]) -> None:
+        self._files = {str(Path(file).absolute()): file for file in files}
+        self._coverage = coverage.Coverage(data_file=None, include=list(self._files), config_file=False)
+        self._coverage.start()
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self.measured.switch_context(item.nodeid)
-        began = time.perf_counter()
-        try:
-            return (yield)
-        finally:
-            self.seconds[item.nodeid] = time.perf_counter() - began
+    def collected(self) -> dict[str, list[int]]:
+        """Stops; the lines that have run in this process."""
+        self._coverage.stop()
+        data = self._coverage.get_data()
+        return {file: sorted(data.lines(path) or ()) for path, file in self._files.items()}
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed or report.skipped:
-            self.failed.add(report.nodeid)
+    def tests(
+        self, items: Sequence[pytest.Item], begins: Callable[[str], object]
+    ) -> dict[str, tuple[float, dict[str, list[int]]]]:
+        """Runs tests, in a fork: the seconds and the lines of each that passes."""
+        started: dict[str, float] = {}
+        ended: dict[str, float] = {}
 
+        def begins_measured(test: str) -> None:
+            begins(test)
+            self._coverage.switch_context(test)
+            started[test] = time.perf_counter()
 
-def measure(test_file: str, files: Sequence[str], cache: Path) -> dict[str, TestRun]:
-    """The tests of ``test_file``, by their ids, kept in ``cache`` until that or one of ``files`` changes."""
-    wanted = digest_of([test_file, *files])
-    kept = cache / f"{test_file.replace('/', '.')}.json"
-    content = json.loads(kept.read_text()) if kept.exists() else {}
-    if content.get("digest") != wanted:
-        status = _forked(lambda: _measure(test_file, files, kept, wanted), 600)
-        content = json.loads(kept.read_text()) if kept.exists() else {}
-        if content.get("digest") != wanted:
-            raise SystemExit(f"{test_file} could not be run without mutants (status {status})")
-    return {test: TestRun(seconds, frozenset(functions)) for test, (seconds, functions) in content["tests"].items()}
-
-
-def _measure(test_file: str, files: Sequence[str], kept: Path, digest: str) -> int:
-    measured = coverage.Coverage(
-        data_file=None, include=[str(Path(file).absolute()) for file in files], config_file=False
-    )
-    contexts = _Contexts(measured)
-    measured.start()
-    pytest.main([test_file, *(argument for argument in _ARGUMENTS if argument != "-x")], plugins=[contexts])
-    measured.stop()
-    data = measured.get_data()
-    functions: dict[str, set[str]] = {}
-    for file in files:
-        of_line = _function_of_lines(Path(file).read_text())
-        for line, tests in data.contexts_by_lineno(str(Path(file).absolute())).items():
-            for test in tests:
-                if test and line in of_line:
-                    functions.setdefault(test, set()).add(f"{file}:{of_line[line]}")
-    tests = {
-        test: (contexts.seconds[test], sorted(ran)) for test, ran in functions.items() if test not in contexts.failed
-    }
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps({"digest": digest, "tests": tests}))
-    return 0
-
-
-def _function_of_lines(source: str) -> dict[int, str]:
-    """The function or method at the outside of each line of a body."""
-    of_line: dict[int, str] = {}
-
-    def look(statements: Sequence[ast.stmt], prefix: str) -> None:
-        for statement in statements:
-            if isinstance(statement, ast.ClassDef):
-                look(statement.body, f"{prefix}{statement.name}.")
-            elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-                first, last = statement.body[0].lineno, statement.end_lineno or statement.lineno
-                of_line.update(dict.fromkeys(range(first, last + 1), f"{prefix}{statement.name}"))
-
-    look(ast.parse(source).body, "")
-    return of_line
-
-
-def tests_for(file: str, scope: str, tests: Mapping[str, TestRun]) -> list[str]:
-    """The tests that run the function ``scope`` of ``file`` (of a class or a file, anything in it), the fastest first."""
-    names = scope.split(".")
-    for length in range(len(names), -1, -1):
-        inside = f"{file}:{'.'.join(names[:length])}"
-        chosen = [
-            test
-            for test, ran in tests.items()
-            if any(
-                function == inside or function.startswith(f"{inside}." if length else inside)
-                for function in ran.functions
-            )
-        ]
-        if chosen:
-            break
-    else:
-        return []
-    chosen.sort(key=lambda test: tests[test].seconds)
-    spent, first = 0.0, []
-    for test in chosen:
-        spent += tests[test].seconds
-        if spent > _LONGEST_S:
-            break
-        first.append(test)
-    return first
+        passed: set[str] = set()
+        for item, seen in _each(items, begins_measured):
+            ended[item.nodeid] = time.perf_counter()
+            if item.nodeid not in seen.failed | seen.skipped:
+                passed.add(item.nodeid)
+        self._coverage.stop()
+        lines: dict[str, dict[str, list[int]]] = {}
+        for path, file in self._files.items():
+            for line, tests in self._coverage.get_data().contexts_by_lineno(path).items():
+                for test in filter(None, tests):
+                    lines.setdefault(test, {}).setdefault(file, []).append(line)
+        return {test: (ended[test] - started[test], lines[test]) for test in sorted(passed & lines.keys())}
 
 
 # ---------------------------------------------------------------------- a mutant
@@ -195,65 +174,229 @@ class _Mutated(SourceFileLoader):
         return compile(self.text, self.path, "exec", dont_inherit=True)
 
 
-class _Chosen:
-    """Runs the chosen tests only, in their order."""
-
-    def __init__(self, tests: Sequence[str]) -> None:
-        self.order = {test: number for number, test in enumerate(tests)}
-
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = sorted(
-            (item for item in items if item.nodeid in self.order), key=lambda item: self.order[item.nodeid]
-        )
-
-
-def start(path: str, text: str, tests: Sequence[str]) -> int:
-    """Starts ``tests`` with the module at ``path`` read as ``text``, and returns the process. It ends with 0 if all pass."""
-
-    def run() -> int:
-        sys.meta_path.insert(0, _Mutated(path, text))  # type: ignore[arg-type]
-        files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
-        return int(pytest.main([*files, *_ARGUMENTS], plugins=[_Chosen(tests)]))
-
-    return _fork(run)
+def functions_of(path: str, text: str, name: str) -> list[CodeType]:
+    """The code of the functions and methods with this qualified name where ``path`` reads ``text``."""
+    pending = [compile(text, str(Path(path).absolute()), "exec", dont_inherit=True)]
+    functions: list[CodeType] = []
+    while pending:
+        for code in _inside(pending.pop(0)):
+            pending.append(code)
+            if code.co_qualname == name:
+                functions.append(code)
+    return functions
 
 
-def limit_s(tests: Sequence[str], runs: Mapping[str, TestRun]) -> float:
-    """The time after which a mutant has hung."""
-    return 15 + _SLOWER * sum(runs[test].seconds for test in tests)
+def body_lines(code: CodeType) -> set[int]:
+    """The lines of a function's body, with those of functions in it."""
+    lines = {line for _, _, line in code.co_lines() if line is not None} - {code.co_firstlineno}
+    return lines.union(*map(body_lines, _inside(code)))
 
 
-def _fork(function: Callable[[], int]) -> int:
+def _inside(code: CodeType) -> list[CodeType]:
+    return [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+
+
+class LiveFunctions:
+    """The functions of ``files`` as this process has loaded them, whose code can be changed."""
+
+    def __init__(self, files: Sequence[str]) -> None:
+        paths = {str(Path(file).absolute()) for file in files}
+        for file in files:
+            importlib.import_module(file.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+        gc.collect()
+        self._functions: dict[tuple[str, str, int], list[FunctionType]] = {}
+        for value in gc.get_objects():
+            if type(value) is FunctionType and value.__code__.co_filename in paths:
+                self._functions.setdefault(self._place(value.__code__), []).append(value)
+        gc.freeze()  # the forks share the memory of what is here
+
+    def put(self, old: CodeType, new: CodeType) -> None:
+        """Puts ``new`` in the place of ``old``. Raises `LookupError` where nothing has that."""
+        for function in self._functions[self._place(old)]:
+            function.__code__ = new
+
+    @staticmethod
+    def _place(code: CodeType) -> tuple[str, str, int]:
+        return code.co_filename, code.co_qualname, code.co_firstlineno
+
+
+@dataclass(slots=True)
+class Trial:
+    """A fork in which ``tests`` run; ``subject`` is the caller's. It ends as ``killed``, ``survived`` or ``broken``."""
+
+    subject: Any
+    function: Callable[[Callable[[str], object]], int]
+    tests: Mapping[str, TestRun]
+    ended: str = ""
+    test: str = ""
+    _process: int = 0
+    _folder: str = ""
+    _since: float = 0.0
+    _size: int = field(default=0)
+
+    def start(self) -> None:
+        """Starts it."""
+        self._folder = tempfile.mkdtemp(prefix="lgov-mutant-")
+        self._since = time.monotonic()
+        self._process = _fork(self.function, self._folder)
+
+    def has_ended(self) -> bool:
+        """Looks whether it has ended, and ends it where a test has hung."""
+        process, status = os.waitpid(self._process, os.WNOHANG)
+        log = Path(self._folder, "tests").read_text() if Path(self._folder, "tests").exists() else ""
+        self.test = log.split("\n")[-2] if log else ""
+        if not process:
+            if len(log) != self._size:
+                self._size, self._since = len(log), time.monotonic()
+            run = self.tests.get(self.test)
+            if time.monotonic() - self._since < _LIMIT_S + _SLOWER * (run.seconds if run else 5.0):
+                return False
+            self.stop()
+            os.waitpid(self._process, 0)
+            self.ended, self.test = "killed", f"{self.test} (hung)"
+            return True
+        code = os.waitstatus_to_exitcode(status)
+        self.ended = {_PASSED: "survived", _FAILED: "killed"}.get(code, "broken")
+        if self.ended == "broken":
+            output = Path(self._folder, "output").read_text(errors="replace")
+            print(f"ended with {code}, in {self.test or 'no test'}:\n{output[-2000:]}", flush=True)
+        self.stop()  # what it started
+        return True
+
+    def stop(self) -> None:
+        """Ends it with the processes that it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process, signal.SIGKILL)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def in_place(live: LiveFunctions, old: CodeType, new: CodeType, tests: Sequence[pytest.Item]) -> Any:
+    """What a trial runs that puts ``new`` in the place of ``old``."""
+
+    def run(begins: Callable[[str], object]) -> int:
+        live.put(old, new)
+        return _passes(tests, begins)
+
+    return run
+
+
+def by_import(path: str, text: str, tests: Sequence[str]) -> Any:
+    """What a trial runs that loads the module at ``path`` as ``text``."""
+
+    def run(begins: Callable[[str], object]) -> int:
+        mutated = _Mutated(path, text)
+        sys.meta_path.insert(0, mutated)  # type: ignore[arg-type]
+        begins("import")
+        try:
+            importlib.import_module(mutated.module)
+        except Exception:
+            return _FAILED
+        for file in dict.fromkeys(test.partition("::")[0] for test in tests):
+            of_file = [test for test in tests if test.startswith(f"{file}::")]
+            status = [_BROKEN]
+
+            def work(items: Items, of_file: list[str] = of_file, status: list[int] = status) -> None:
+                status[0] = _passes([items[test] for test in of_file], begins)
+
+            begins(f"collection of {file}")
+            pytest_status = collect([file], work)
+            if pytest_status in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.USAGE_ERROR):
+                return _FAILED  # a module, or conftest.py, raises while it is loaded
+            if status[0] != _PASSED:
+                return status[0]
+        return _PASSED
+
+    return run
+
+
+def _passes(tests: Sequence[pytest.Item], begins: Callable[[str], object]) -> int:
+    for _, seen in _each(tests, begins):
+        if seen.failed:
+            return _FAILED
+    return _PASSED
+
+
+def run_trials(pending: Iterator[Trial]) -> Iterator[Trial]:
+    """Runs trials, some at once; each as it ends."""
+    if threading.active_count() > 1:
+        raise RuntimeError(f"a process with threads cannot be forked: {threading.enumerate()}")
+    running: list[Trial] = []
+    try:
+        while True:
+            while len(running) < (1 if os.getloadavg()[0] > _BUSY else _AT_ONCE):
+                trial = next(pending, None)
+                if trial is None:
+                    break
+                trial.start()
+                running.append(trial)
+            if not running:
+                return
+            time.sleep(0.005)
+            for trial in list(running):
+                if trial.has_ended():
+                    running.remove(trial)
+                    yield trial
+    finally:
+        for trial in running:
+            trial.stop()
+
+
+# ---------------------------------------------------------------------- processes
+
+
+def foreign_modules() -> list[str]:
+    """The modules that are loaded here, without ours."""
+    return sorted(name for name in sys.modules if name.partition(".")[0] not in _OURS)
+
+
+def load(modules: Iterable[str]) -> None:
+    """Loads what the tests import, so that a fork need not."""
+    for name in modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+
+
+def forked(function: Callable[[], object]) -> int:
+    """Calls ``function`` in a fork; the status with which that ends."""
+    sys.stdout.flush()
+    process = os.fork()
+    if not process:
+        status = _BROKEN
+        try:
+            function()
+            status = _PASSED
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def _fork(function: Callable[[Callable[[str], object]], int], folder: str) -> int:
+    sys.stdout.flush()
     process = os.fork()
     if process:
+        with contextlib.suppress(OSError):
+            os.setpgid(process, process)
         return process
-    status = 70
+    status = _BROKEN
     try:
         os.setpgid(0, 0)
-        os.nice(10)
-        log = os.open(f"{tempfile.gettempdir()}/lgov-mutant.{os.getpid() % 8}.log", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        for descriptor in (0, 1, 2):
-            os.dup2(log, descriptor)
-        resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
-        status = function()
+        resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+        output = os.open(f"{folder}/output", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for descriptor, target in ((nothing, 0), (output, 1), (output, 2)):
+            os.dup2(descriptor, target)
+        tests = os.open(f"{folder}/tests", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.environ["TMPDIR"] = tempfile.tempdir = f"{folder}/tmp"
+        os.mkdir(tempfile.tempdir)
+        for variable in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+            os.environ[variable] = f"{folder}/{variable}"
+        status = function(lambda test: os.write(tests, f"{test}\n".encode()))
     except BaseException:
         traceback.print_exc()
     finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(status)
-
-
-def _forked(function: Callable[[], int], seconds: float) -> int:
-    process, until = _fork(function), time.monotonic() + seconds
-    while True:
-        ended, status = os.waitpid(process, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > until:
-            stop(process)
-        time.sleep(0.05)
-
-
-def stop(process: int) -> None:
-    """Ends a process that `start` made, with those that it has started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process, signal.SIGKILL)
