@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from lgov_core.governor import Governor
+from lgov_core.governor.judging import caller_gone
 from lgov_core.hookspecs import hookimpl
 from lgov_core.plugins import PolicyPlugin, make_plugin_manager, register
 from lgov_core.policies import BoundedPolicy, PIIPolicy, PolicySet, Rule, ToolPolicy
 from lgov_core.policies.policy_set import explain
-from lgov_core.types import Action, Decision, Effect, Point
+from lgov_core.types import Action, Decision, Effect, Point, Severity
 from tests.governor.governors import ALLOW, DENY, Says, both, call, governor
 
 
@@ -174,6 +175,78 @@ def test_a_hundred_judgements_wait_at_the_same_time() -> None:
         thread.join()
     subject.close()
     assert [decision.effect for decision in decisions] == [Effect.ALLOW] * 100
+
+
+def test_a_policy_that_waits_learns_that_its_time_is_over() -> None:
+    class Waits(BoundedPolicy):
+        name, bounded = "waits", False
+
+        def judge(self, action: Action) -> Decision:
+            gone = caller_gone()
+            learnt.append((gone.is_set(), gone.wait(20)))
+            names.append(threading.current_thread().name)
+            ended.set()
+            return self.allow()
+
+    learnt: list[tuple[bool, bool]] = []
+    names: list[str] = []
+    ended = threading.Event()
+    subject = Governor(Waits(), timeout_s=0.1)
+    assert subject.decide(call()).rule == "policy-timeout"
+    assert ended.wait(20)
+    subject.close()
+    assert learnt == [(False, True)]
+    assert names[0].startswith("lgov-policy_")
+    assert not caller_gone().is_set()
+
+
+def test_a_coroutine_that_blocks_its_loop_is_late_too() -> None:
+    class Blocks:
+        @hookimpl
+        async def lgov_pre_tool_call(self, action: Action) -> Decision:
+            released.wait(20)
+            return ALLOW
+
+    released = threading.Event()
+    subject = governor(Blocks(), timeout_s=0.1)
+    began = time.perf_counter()
+    assert subject.decide(call()).rule == "policy-timeout"
+    assert time.perf_counter() - began < 10
+    released.set()
+    subject.close()
+
+
+def test_a_policy_that_may_be_slow_sees_the_context_and_changes_it_for_itself_only() -> None:
+    class Changes(BoundedPolicy):
+        name, bounded = "changes", False
+
+        def judge(self, action: Action) -> Decision:
+            seen.append(action.context["groups"].copy())
+            action.context["groups"].append("admin")
+            return self.allow()
+
+    seen: list[list[str]] = []
+    action = call().changed(context={"groups": ["clerk"]})
+    subject = Governor([Changes(), Changes()])
+    both(subject, action)
+    subject.close()
+    assert seen == [["clerk"]] * 4
+    assert action.context == {"groups": ["clerk"]}
+
+
+@pytest.mark.parametrize(
+    ("effect", "severity"),
+    [(Effect.ALLOW, "low"), (Effect.WARN, "low"), (Effect.ESCALATE, "critical"), (Effect.DENY, "critical")],
+)
+def test_the_severity_of_a_rule_is_that_of_what_blocks(effect: Effect, severity: str) -> None:
+    class Answers(BoundedPolicy):
+        name, permits = "answers", True
+
+        def judge(self, action: Action) -> Decision:
+            return Decision(effect, "answers", "so", "Because.", Severity.LOW)
+
+    rules = PolicySet([Rule(Answers(), "rule", severity=Severity.CRITICAL)])
+    assert Governor(rules).decide(call()).severity == severity
 
 
 # ---------------------------------------------------------------------- what a governor says of its rules

@@ -41,6 +41,7 @@ from tests.mutants.running import (
     load,
     run_trials,
 )
+from tests.mutants.typed import refused
 
 #: In the order in which they are mutated: what decides first.
 FILES = tuple(ACT_PATH)
@@ -58,6 +59,7 @@ TESTS = (
     *sorted(map(str, Path("tests/audit").glob("test_*.py"))),
     *sorted(map(str, Path("tests/autogen").glob("test_*.py"))),
 )
+STATUSES = ("killed", "refused", "equivalent", "survived", "not run")
 CACHE = Path(".mutants")
 RESULTS = CACHE / "results.json"
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
@@ -69,7 +71,7 @@ _CONTROLLED = 25
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """``status`` is killed, by ``test``, or survived; ``tests`` is the digest of all tests."""
+    """``status`` is killed (by ``test``), refused (by the type checker) or survived; ``tests`` is the digest of all tests."""
 
     status: str
     tests: str
@@ -172,7 +174,7 @@ class Measured:
         return {test: self.tests[test] for (_, test), spent in zip(tests, until, strict=True) if spent <= _LONGEST_S}
 
 
-def _kept(name: str) -> dict[str, Any]:
+def _kept(name: str) -> Any:
     path = _kept_at(name)
     content = json.loads(path.read_text()) if path.exists() else {}
     if content.get("digest") != _digest(name):
@@ -265,6 +267,23 @@ def run(files: list[str], minutes: float, *, all_by_import: bool) -> None:
         return by_import(mutant.file, text, list(tests))
 
     _run(files, measured, way, until)
+    _ask_type_checker(files)
+
+
+def _ask_type_checker(files: list[str]) -> None:
+    """Asks the type checker about what survives the tests and is not explained."""
+    kept, equivalent = Kept.read(), explained()
+    texts: dict[str, tuple[str, str]] = {}
+    for file in files:
+        source = Path(file).read_text()
+        module, mutants = mutants_of(file, source)
+        for mutant in mutants:
+            result = kept.results.get(mutant.key)
+            if result is not None and result.status == "survived" and _identity(mutant) not in equivalent:
+                texts[mutant.key] = source, mutant.source(module)
+    for key in refused(texts, CACHE / "types"):
+        kept.results[key] = Result("refused", "", "the type checker")
+    kept.write()
 
 
 def _codes(mutant: Mutant, source: str, text: str, measured: Measured) -> tuple[CodeType, CodeType] | None:
@@ -337,7 +356,7 @@ def report(files: list[str]) -> int:
     unused = {entry for entry in equivalent if entry[0] in files}
     open_mutants: list[Mutant] = []
     total: Counter[str] = Counter()
-    print(f"{'file':44} {'mutants':>8} {'killed':>7} {'equivalent':>11} {'survived':>9} {'not run':>8}")
+    print(f"{'file':44} {'mutants':>8} {'killed':>7} {'refused':>8} {'equivalent':>11} {'survived':>9} {'not run':>8}")
     for file in files:
         counts: Counter[str] = Counter()
         for mutant in mutants_of(file, Path(file).read_text())[1]:
@@ -345,7 +364,7 @@ def report(files: list[str]) -> int:
             status = "not run" if result is None else result.status
             if status == "survived" and _identity(mutant) in equivalent:
                 status = "equivalent"
-            if status != "killed":
+            if status in ("equivalent", "not run"):
                 unused.discard(_identity(mutant))
             if status == "survived":
                 open_mutants.append(mutant)
@@ -361,8 +380,8 @@ def report(files: list[str]) -> int:
 
 
 def _print_row(name: str, counts: Mapping[str, Any]) -> None:
-    columns = [sum(counts.values()), *(counts[status] for status in ("killed", "equivalent", "survived", "not run"))]
-    print(f"{name:44} {columns[0]:8} {columns[1]:7} {columns[2]:11} {columns[3]:9} {columns[4]:8}")
+    columns = [sum(counts.values()), *(counts[status] for status in STATUSES)]
+    print("{:44} {:8} {:7} {:8} {:11} {:9} {:8}".format(name, *columns))
 
 
 def main() -> int:

@@ -38,7 +38,7 @@ Items: TypeAlias = dict[str, pytest.Item]
 #: A test has hung after so many seconds, and so many times what it takes without a mutant.
 _LIMIT_S, _SLOWER = 8.0, 8.0
 #: So many forks run at once, and one where the load of the machine is more than `_BUSY`.
-_AT_ONCE, _BUSY = 2, 6.0
+_AT_ONCE, _BUSY = 2, 8.0
 _ARGUMENTS = (
     "-q",
     "-s",
