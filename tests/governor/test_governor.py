@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -301,5 +302,36 @@ def test_an_object_that_is_not_a_policy_is_refused(made: Any, policies: Any) -> 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, math.nan, math.inf, None, True, "2"])
 def test_a_timeout_must_be_a_positive_number(timeout_s: Any) -> None:
-    with pytest.raises(PolicyError, match="timeout_s"):
+    with pytest.raises(PolicyError, match=r"^governor: timeout_s is"):
         governor(Says(ALLOW), timeout_s=timeout_s)
+
+
+def test_one_plugin_at_most_charges_denials() -> None:
+    class Charges:
+        charges_denials = True
+
+        @hookimpl
+        def lgov_reward(self, outcome: ToolOutcome) -> list[Reward]:
+            return []
+
+    with pytest.raises(PluginError, match="Charges and Charges would each charge the same denial"):
+        governor(Charges(), Charges())
+
+
+def test_a_governor_that_is_closed_has_no_threads_that_wait_for_work() -> None:
+    class Slow(BoundedPolicy):
+        name, bounded = "slow", False
+
+        def judge(self, action: Action) -> Decision:
+            threads.append(threading.current_thread())
+            return self.allow()
+
+    threads: list[threading.Thread] = []
+    subject = Governor(Slow())
+    subject.decide(call())
+    assert threads[0].is_alive()
+    subject.close()
+    threads[0].join(20)
+    assert not threads[0].is_alive()
+    assert subject.decide(call()).effect is Effect.ALLOW
+    subject.close()

@@ -41,8 +41,9 @@ def test_what_cannot_be_read_is_refused_on_record_without_asking_a_policy(tmp_pa
     decision = subject.refuse(call(q="x"), "unreadable-reply", "two tool calls have the same id")
     [entry] = [entry for entry in audit.entries() if entry.entry_id == decision.decision_id]
     assert (entry.effect, decision.rule, subject.effects["deny"]) == ("deny", "unreadable-reply", 1)
-    assert decision.fault
-    assert not subject.refuse(call(q="x"), "unreadable-arguments", "a key is there twice", is_fault=False).fault
+    assert (decision.policy, decision.fault) == ("lgov", True)
+    of_the_agent = subject.refuse(call(q="x"), "unreadable-arguments", "a key is there twice", is_fault=False)
+    assert (of_the_agent.policy, of_the_agent.fault) == ("lgov", False)
     audit.close()
     assert subject.refuse(call(q="x"), "unreadable-reply", "").rule == "audit-failed"
 
@@ -55,6 +56,41 @@ def test_a_commit_that_fails_turns_an_allow_into_a_deny(tmp_path: Any) -> None:
     for decision in both(subject, call()):
         assert decision.effect is Effect.DENY
         assert decision.rule == "audit-failed"
+        assert [(part.policy, part.rule) for part in decision.parts] == [("p", "fine"), ("lgov", "audit-failed")]
+
+
+def test_the_end_of_a_rollout_and_nothing_else_settles_its_rewards() -> None:
+    class Settles:
+        @hookimpl
+        def lgov_rollout_reward(self, rollout: RolloutScope) -> list[Reward]:
+            settled.append(rollout)
+            return []
+
+    settled: list[RolloutScope] = []
+    subject = governor(Says(ALLOW), Settles())
+    with enter_scope(RolloutScope("ro_1", 2)):
+        both(subject, call())
+        assert settled == []
+        both(subject, Action(Point.AGENT_SHUTDOWN, "agent"))
+    assert [(rollout.rollout_id, rollout.attempt) for rollout in settled] == [("ro_1", 2)] * 2
+
+
+def test_an_action_in_a_rollout_has_its_ids_and_one_of_its_own() -> None:
+    class Counts(BoundedPolicy):
+        name, stateful, permits = "counts", True, True
+
+        def judge(self, action: Action) -> Decision:
+            seen.append(action)
+            return self.allow()
+
+        def observe(self, event: object) -> None: ...
+
+    seen: list[Action] = []
+    with enter_scope(RolloutScope("ro_1", 2, session_id="s_1")):
+        Governor(Counts()).decide(call())
+    (action,) = seen
+    assert (action.rollout_id, action.attempt, action.session_id) == ("ro_1", 2, "s_1")
+    assert str(action.operation_id).startswith("op_")
 
 
 def test_an_outcome_that_cannot_be_recorded_is_counted() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from lgov_core.governor import Governor
-from lgov_core.governor.judging import caller_gone
+from lgov_core.governor.judging import caller_gone, private_copy
 from lgov_core.hookspecs import hookimpl
 from lgov_core.plugins import PolicyPlugin, make_plugin_manager, register
 from lgov_core.policies import BoundedPolicy, PIIPolicy, PolicySet, Rule, ToolPolicy
@@ -245,8 +247,62 @@ def test_the_severity_of_a_rule_is_that_of_what_blocks(effect: Effect, severity:
         def judge(self, action: Action) -> Decision:
             return Decision(effect, "answers", "so", "Because.", Severity.LOW)
 
-    rules = PolicySet([Rule(Answers(), "rule", severity=Severity.CRITICAL)])
-    assert Governor(rules).decide(call()).severity == severity
+    for name in ("rule", "answers"):
+        rules = PolicySet([Rule(Answers(), name, severity=Severity.CRITICAL)])
+        assert Governor(rules).decide(call()).severity == severity
+
+
+@pytest.mark.parametrize("effect", [Effect.ESCALATE, Effect.DENY])
+def test_what_blocks_may_end_the_run(effect: Effect) -> None:
+    ends = Decision(effect, "p", "stop", "The end.", abort=True)
+    assert governor(Says(ends), Says(ALLOW)).decide(call()).abort
+    assert not governor(Says(ends.changed(abort=False))).decide(call()).abort
+
+
+def test_a_policy_may_answer_with_the_decisions_that_it_is_made_of() -> None:
+    of_two = Decision(Effect.WARN, "p", "two", "Of two.", parts=(ALLOW, Decision(Effect.WARN, "q", "odd", "Odd.")))
+    decision = governor(Says(of_two)).decide(call())
+    assert [(part.policy, part.rule) for part in decision.parts] == [("p", "fine"), ("q", "odd")]
+
+
+def test_a_text_is_only_rewritten_to_text() -> None:
+    decision = governor(Says(Decision(Effect.TRANSFORM, "p", "number", "A number.", text=5))).decide(call())  # type: ignore[arg-type]
+    assert (decision.rule, decision.fault) == ("policy-error", True)
+
+
+def test_a_coroutine_where_none_may_be_is_closed() -> None:
+    async def later() -> None: ...
+
+    class Later(BoundedPolicy):
+        name = "later"
+
+        def judge(self, action: Action) -> Any:
+            return answer
+
+    answer = later()
+    assert Governor(PolicySet([Later()])).decide(call()).parts[0].rule == "policy-error"
+    assert inspect.getcoroutinestate(answer) == inspect.CORO_CLOSED
+
+
+def test_a_copy_for_a_policy_shares_no_container_with_the_original() -> None:
+    value = {
+        "list": [[1]],
+        "tuple": ([1],),
+        "set": {1},
+        "frozen": frozenset({1}),
+        "bytes": bytearray(b"x"),
+        "text": "x",
+    }
+    copy = private_copy(MappingProxyType(value))
+    assert copy == value
+    assert {key: type(item) for key, item in copy.items()} == {key: type(item) for key, item in value.items()}
+    copy["list"][0].append(2)
+    copy["tuple"][0].append(2)
+    copy["set"].add(2)
+    copy["bytes"].extend(b"y")
+    assert value == {
+        "list": [[1]], "tuple": ([1],), "set": {1}, "frozen": frozenset({1}), "bytes": bytearray(b"x"), "text": "x"
+    }  # fmt: skip
 
 
 # ---------------------------------------------------------------------- what a governor says of its rules

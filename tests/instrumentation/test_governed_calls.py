@@ -16,7 +16,14 @@ from lgov_core.instrumentation import arun_flow, run_flow
 from lgov_core.instrumentation.conversation_memory import UserText
 from lgov_core.instrumentation.live_span import CoveredCall, covered_call, current_span, model_call_covered
 from lgov_core.instrumentation.model_call import ModelCall
-from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading, tool_flow
+from lgov_core.instrumentation.tool_call import (
+    UNREADABLE,
+    GovernedToolCall,
+    ToolReading,
+    denied_outcome,
+    refuse_arguments,
+    tool_flow,
+)
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.trace import semconv
@@ -98,6 +105,8 @@ def test_an_allowed_call_runs_in_its_span_and_is_recorded_once(calls: Calls) -> 
     assert covered.covers(calls.governor, "read", {"path": "/home"}, "call_1")
     (outcome,) = calls.seen.outcomes
     assert (outcome.status, outcome.result, outcome.action.agent) == ("ok", "text", "clerk")
+    assert outcome.started_at == calls.span.started_at
+    assert 0 <= outcome.duration_s < 60
     assert replace(outcome) == outcome, "every field is set"
     pre, post = calls.seen.decisions(), calls.seen.decisions(Point.POST_TOOL_CALL)
     assert len(pre) == len(post) == 1
@@ -144,8 +153,42 @@ def test_a_denied_call_does_not_run_and_has_a_span(calls: Calls) -> None:
     assert "It was not run" in got.denial
     (outcome,) = calls.seen.outcomes
     assert outcome.status == "denied"
+    assert outcome.decision is not None
+    assert (outcome.decision.policy, outcome.decision.rule) == ("rules", "no-etc")
+    assert outcome.started_at == calls.span.started_at
+    assert outcome.action == calls.seen.decisions()[0].action
     assert calls.span.attributes[semconv.ERROR_TYPE] == "denied"
     assert calls.span.attributes[semconv.TOOL_STATUS] == "denied"
+
+
+def test_what_no_policy_can_judge_is_the_agents_mistake_and_never_run(calls: Calls) -> None:
+    call = GovernedToolCall(calls.governor, act())
+    decision = call.refuse("a key is there twice")
+    call.denied(decision)
+    assert (decision.effect, decision.rule, decision.fault) == (Effect.DENY, UNREADABLE, False)
+    outcome = denied_outcome(act(), decision)
+    assert (outcome.status, outcome.error_type, outcome.decision) == ("invalid_args", "InvalidToolCall", decision)
+    assert outcome.error == "the arguments of read cannot be judged: a key is there twice; write them anew"
+    assert "they are not one JSON object of plain values" in refuse_arguments(calls.governor, act()).reason
+
+
+def test_a_call_belongs_to_the_run_and_the_session_that_it_is_in() -> None:
+    governor = Governor([Rules()])
+    attributes = {semconv.CONVERSATION_ID: "talk"}
+    with live_span(governor, semconv.INVOKE_AGENT, "clerk", attributes) as run:
+        inside = GovernedToolCall(governor, act())
+        own = GovernedToolCall(governor, act().changed(run_id="r", session_id="s", operation_id="o"))
+    assert (inside.action.run_id, inside.action.session_id) == (run.span_id, "talk")
+    assert inside.action.operation_id == f"op_{inside.span.span_id}"
+    assert (own.action.run_id, own.action.session_id, own.action.operation_id) == ("r", "s", "o")
+    elsewhere = GovernedToolCall(governor, act(), parent=run)
+    assert elsewhere.span.parent_id == run.span_id
+    assert elsewhere.as_run is elsewhere.covered.action is elsewhere.action
+
+
+def test_the_span_shows_the_arguments_with_which_the_tool_ran(calls: Calls) -> None:
+    calls.run(act("/tmp"))
+    assert calls.span.attributes[semconv.TOOL_ARGUMENTS] == '{"path": "/tmp/safe"}'
 
 
 def test_a_withheld_result_says_that_the_call_was_made(calls: Calls) -> None:
