@@ -158,6 +158,36 @@ def test_a_policy_that_promises_bounded_cost_judges_in_the_thread_of_the_caller(
     assert [thread == threading.get_ident() for thread in threads] == [here, here]
 
 
+def test_a_plugin_says_what_its_hooks_cost_and_when_they_are_asked() -> None:
+    class Plugin:
+        def __init__(self, **promises: Any) -> None:
+            vars(self).update(promises)
+            self.threads: list[int] = []
+
+        @hookimpl
+        def lgov_pre_tool_call(self, action: Action) -> Decision:
+            self.threads.append(threading.get_ident())
+            time.sleep(0.05)
+            return ALLOW
+
+        @hookimpl
+        def lgov_output(self, action: Action) -> None:
+            return None
+
+    quick, slow, last = Plugin(bounded=True), Plugin(timeout_s=20.0), Plugin(deferred=True)
+    subject = governor(last, quick, slow, timeout_s=0.01)
+    assert subject.decide(call()).effect is Effect.DENY  # of the one that is asked last, whose time is the governor's
+    assert quick.threads == [threading.get_ident()]
+    assert slow.threads != [threading.get_ident()]
+    assert len(slow.threads) == 1
+    subject.close()
+    denied = governor(last := Plugin(deferred=True), Says(DENY))
+    assert denied.decide(call()).effect is Effect.DENY
+    assert last.threads == []
+    assert governor(Plugin()).reads_replies()
+    assert not governor(Plugin(reads_replies=False)).reads_replies()
+
+
 def test_a_hundred_judgements_wait_at_the_same_time() -> None:
     together = threading.Barrier(100, timeout=20)
 
@@ -323,7 +353,8 @@ def test_a_governor_covers_the_points_that_a_rule_names() -> None:
     subject = governor(At(), policies=[PolicySet([], name="empty"), rules])
     covered = {point for point in Point if subject.covers(point)}
     assert covered == {Point.PRE_TOOL_CALL, Point.INPUT, Point.POST_MODEL_CALL}
-    assert {point for point in Point if governor(policies=[PIIPolicy()]).covers(point)} == set(Point)
+    for policy in (PIIPolicy(), Counts(0)):
+        assert {point for point in Point if governor(policies=[policy]).covers(point)} == set(Point)
 
 
 @pytest.mark.parametrize(

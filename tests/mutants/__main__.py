@@ -63,6 +63,8 @@ TESTS = (
 STATUSES = ("killed", "refused", "equivalent", "survived", "not run")
 CACHE = Path(".mutants")
 RESULTS = CACHE / "results.json"
+PAGE = Path("docs/concepts/threat-model.md")
+_BEGIN, _END = "<!-- mutants: python -m tests.mutants --report --write -->\n", "<!-- the end of the mutants -->\n"
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 #: What the tests of a mutant may take together, in seconds of the run without one.
 _LONGEST_S = 6.0
@@ -353,13 +355,15 @@ def _pending(files: list[str], results: Mapping[str, Result], tests: str) -> Ite
                 yield mutant, source, mutant.source(module)
 
 
-def report(files: list[str]) -> int:
-    """Prints the table and the survivors that nothing explains; returns 1 if there are any."""
+def report(files: list[str], *, is_written: bool = False) -> int:
+    """Prints the table and the survivors that nothing explains; returns 1 if there are any, or explanations too many.
+
+    With ``is_written`` the table is put on the page, too.
+    """
     results, equivalent = Kept.read().results, explained()
     unused = {entry for entry in equivalent if entry[0] in files}
     open_mutants: list[Mutant] = []
-    total: Counter[str] = Counter()
-    print(f"{'file':44} {'mutants':>8} {'killed':>7} {'refused':>8} {'equivalent':>11} {'survived':>9} {'not run':>8}")
+    rows: list[tuple[str, Counter[str]]] = []
     for file in files:
         counts: Counter[str] = Counter()
         for mutant in mutants_of(file, Path(file).read_text())[1]:
@@ -372,9 +376,12 @@ def report(files: list[str]) -> int:
             if status == "survived":
                 open_mutants.append(mutant)
             counts[status] += 1
-        total += counts
-        _print_row(file, counts)
-    _print_row("all", total)
+        rows.append((file, counts))
+    table = _table(rows)
+    print(table)
+    if is_written:
+        before, _, rest = PAGE.read_text().partition(_BEGIN)
+        PAGE.write_text(f"{before}{_BEGIN}\n{table}\n{_END}{rest.partition(_END)[2]}")
     for mutant in open_mutants:
         print(f"\n{_described(mutant)}")
     for entry in sorted(unused):
@@ -382,9 +389,12 @@ def report(files: list[str]) -> int:
     return int(bool(open_mutants or unused))
 
 
-def _print_row(name: str, counts: Mapping[str, Any]) -> None:
-    columns = [sum(counts.values()), *(counts[status] for status in STATUSES)]
-    print("{:44} {:8} {:7} {:8} {:11} {:9} {:8}".format(name, *columns))
+def _table(rows: list[tuple[str, Counter[str]]]) -> str:
+    total = sum((counts for _, counts in rows), Counter[str]())
+    lines = [f"| file | mutants | {' | '.join(STATUSES)} |", "|---" * (len(STATUSES) + 2) + "|"]
+    for name, counts in [*((f"`{file}`", counts) for file, counts in rows), ("all", total)]:
+        lines.append(f"| {name} | {counts.total():,} | {' | '.join(f'{counts[status]:,}' for status in STATUSES)} |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> int:
@@ -396,11 +406,12 @@ def main() -> int:
     parser.add_argument(
         "--import", action="store_true", dest="all_by_import", help="put no mutant into a live function"
     )
+    parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE}")
     arguments = parser.parse_args()
     files = [file for file in FILES if not arguments.files or file.endswith(tuple(arguments.files))]
     if not arguments.report:
         run(files, arguments.minutes, all_by_import=arguments.all_by_import)
-    return report(files)
+    return report(files, is_written=arguments.write)
 
 
 if __name__ == "__main__":

@@ -198,6 +198,20 @@ def test_a_schema_for_a_tool_that_is_not_allowed_is_refused() -> None:
         ToolPolicy(allow="run_sql")
 
 
+def test_a_default_is_not_an_argument_that_the_model_gave() -> None:
+    schema = {"allOf": [{"properties": {"a": {"default": 1}}}, {"required": ["a"]}]}
+    decision = ToolPolicy(allow=["t"], schemas={"t": schema}).judge(call("t", {}))
+    assert decision is not None
+    assert decision.blocks
+
+
+def test_a_problem_names_the_argument_that_is_wrong() -> None:
+    schema = {"properties": {"data": {"type": "string"}}}
+    decision = ToolPolicy(allow=["t"], schemas={"t": schema}).judge(call("t", {"data": 1}))
+    assert decision is not None
+    assert decision.reason == "The arguments of t are wrong: arguments.data must be string."
+
+
 def test_arguments_nested_too_deeply_are_wrong_arguments() -> None:
     deep: object = "x"
     for _ in range(100_000):
