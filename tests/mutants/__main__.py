@@ -67,7 +67,7 @@ PAGE = Path("docs/concepts/threat-model.md")
 _BEGIN, _END = "<!-- mutants: python -m tests.mutants --report --write -->\n", "<!-- the end of the mutants -->\n"
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 #: What the tests of a mutant may take together, in seconds of the run without one.
-_LONGEST_S = 6.0
+_LONGEST_S = 8.0
 #: One run in so many is of the same tests without a mutant.
 _CONTROLLED = 25
 
@@ -136,7 +136,7 @@ class Kept:
 # ---------------------------------------------------------------------- which tests run which lines
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Measured:
     """The tests that run the files, the lines that run while tests are collected, and the modules that the tests load."""
 
@@ -158,13 +158,14 @@ class Measured:
         return cls(tests, collected, frozenset(modules))
 
     def chosen(self, mutant: Mutant, kills: Mapping[str, int], unreliable: Sequence[str]) -> dict[str, TestRun]:
-        """The tests that may notice the mutant: first the fast ones, and those with ``kills`` of others like it."""
+        """The tests that may notice the mutant: first the fast ones that are about its file, and with ``kills`` of others."""
         expression, statement, outermost = mutant.lines
         whole_file = range(10**6)
+        about = _about(self, mutant.file)
         for lines in (expression, statement) if mutant.function else (outermost, whole_file):
             wanted = frozenset(lines)
             tests = [
-                (run.seconds / (1 + 10 * kills.get(test, 0)), test)
+                (run.seconds / about[test] / (1 + 10 * kills.get(test, 0)), test)
                 for test, run in self.tests.items()
                 if test not in unreliable and not wanted.isdisjoint(run.lines.get(mutant.file, ()))
             ]
@@ -175,6 +176,13 @@ class Measured:
         tests.sort()
         until = accumulate(self.tests[test].seconds for _, test in tests)
         return {test: self.tests[test] for (_, test), spent in zip(tests, until, strict=True) if spent <= _LONGEST_S}
+
+
+@cache
+def _about(measured: Measured, file: str) -> dict[str, float]:
+    """How much each test is about ``file``: its lines there, of which one that few tests run counts more."""
+    runs = Counter(line for run in measured.tests.values() for line in run.lines.get(file, ()))
+    return {test: sum(1 / runs[line] for line in run.lines.get(file, ())) for test, run in measured.tests.items()}
 
 
 def _kept(name: str) -> Any:
