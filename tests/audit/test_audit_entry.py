@@ -40,6 +40,7 @@ def test_keys_are_sorted_and_the_text_is_ascii(value: dict[str, Any]) -> None:
     [
         ({"b": {2, 1}, "a": MappingProxyType({"x": 1})}, '{"a":{"x":1},"b":[1,2]}'),
         ({"a": float("nan")}, '{"a":"nan"}'),
+        ({"a": {1, "b"}}, '{"a":["b",1]}'),
         ({1: "a", None: b"x"}, '{"1":"a","None":"b\'x\'"}'),
     ],
 )

@@ -335,6 +335,16 @@ def test_a_copy_for_a_policy_shares_no_container_with_the_original() -> None:
     }  # fmt: skip
 
 
+def test_a_policy_without_a_name_is_called_by_its_class() -> None:
+    class Unnamed(BoundedPolicy):
+        name = ""
+
+        def judge(self, action: Action) -> Decision:
+            raise OSError
+
+    assert Governor(Unnamed()).decide(call()).policy == "Unnamed"
+
+
 # ---------------------------------------------------------------------- what a governor says of its rules
 
 
