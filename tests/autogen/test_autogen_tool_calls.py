@@ -13,6 +13,10 @@ from autogen_core.tools import FunctionTool, StaticStreamWorkbench, StaticWorkbe
 from pydantic import ValidationError
 
 from lgov_autogen import GovernedWorkbench
+from lgov_autogen.messages import RAW_ARGUMENTS
+from lgov_autogen.runs import RUN, Run
+from lgov_autogen.tool_models import as_arguments
+from lgov_autogen.tools import as_given, tool_action
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, Point
 from tests.autogen.autogen_parts import WAYS, answer_of, as_tool, at, deny, playing, results_read, rewrite
@@ -265,3 +269,24 @@ async def test_a_tool_that_a_tool_calls_is_a_call_of_its_own() -> None:
     assert harm == []
     inside = [one.action for one in seen.decisions() if one.action.name == "destroy"]
     assert [action.kind for action in inside] == ["function"] * 3, "a tool of a tool's own loop is no hand-off"
+
+
+def test_an_action_says_which_tool_is_called_and_by_which_agent() -> None:
+    with_all = tool_action("shout", "mcp", {"word": "hi"}, shout, call_id="c1", agent="clerk")
+    assert with_all == Action(
+        Point.PRE_TOOL_CALL, "shout", "mcp", {"word": "hi"}, agent="clerk", framework="autogen", call_id="c1"
+    )
+    assert with_all.native is shout
+    bare = tool_action("shout", "function", "hi", None, call_id="")
+    assert (bare.call_id, bare.agent, bare.arguments) == (None, None, as_arguments("hi"))
+    token = RUN.set(Run(agent="runner"))
+    assert tool_action("shout", "function", {}, None).agent == "runner"
+    assert tool_action("shout", "function", {}, None, agent="clerk").agent == "clerk"
+    RUN.reset(token)
+
+
+def test_permitted_arguments_have_the_form_of_those_that_were_given() -> None:
+    assert as_given({"word": "hi"}, {"word": "ho"}) == {"word": "ho"}
+    assert as_given("hi", as_arguments("hi")) == "hi"
+    assert as_given("hi", {RAW_ARGUMENTS: "ho"}) == "ho"
+    assert as_given("hi", {"word": "ho"}) == {"word": "ho"}

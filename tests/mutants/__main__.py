@@ -67,7 +67,7 @@ PAGE = Path("docs/concepts/threat-model.md")
 _BEGIN, _END = "<!-- mutants: python -m tests.mutants --report --write -->\n", "<!-- the end of the mutants -->\n"
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 #: What the tests of a mutant may take together, in seconds of the run without one.
-_LONGEST_S = 8.0
+_LONGEST_S = 10.0
 #: One run in so many is of the same tests without a mutant.
 _CONTROLLED = 25
 
@@ -158,14 +158,13 @@ class Measured:
         return cls(tests, collected, frozenset(modules))
 
     def chosen(self, mutant: Mutant, kills: Mapping[str, int], unreliable: Sequence[str]) -> dict[str, TestRun]:
-        """The tests that may notice the mutant: first the fast ones that are about its file, and with ``kills`` of others."""
+        """The tests that may notice the mutant: those with ``kills`` of others and the fastest, then those about its file."""
         expression, statement, outermost = mutant.lines
         whole_file = range(10**6)
-        about = _about(self, mutant.file)
         for lines in (expression, statement) if mutant.function else (outermost, whole_file):
             wanted = frozenset(lines)
             tests = [
-                (run.seconds / about[test] / (1 + 10 * kills.get(test, 0)), test)
+                test
                 for test, run in self.tests.items()
                 if test not in unreliable and not wanted.isdisjoint(run.lines.get(mutant.file, ()))
             ]
@@ -173,9 +172,16 @@ class Measured:
                 break
         else:
             return {}
-        tests.sort()
-        until = accumulate(self.tests[test].seconds for _, test in tests)
-        return {test: self.tests[test] for (_, test), spent in zip(tests, until, strict=True) if spent <= _LONGEST_S}
+        about = _about(self, mutant.file)
+        fastest = sorted(tests, key=lambda test: self.tests[test].seconds / (1 + 10 * kills.get(test, 0)))
+        closest = sorted(tests, key=lambda test: self.tests[test].seconds / about[test])
+        chosen = dict.fromkeys([*self._first(fastest), *self._first(closest)])
+        return {test: self.tests[test] for test in chosen}
+
+    def _first(self, tests: list[str]) -> list[str]:
+        """As many as are run in half of the time that a mutant's tests may take."""
+        until = accumulate(self.tests[test].seconds for test in tests)
+        return [test for test, spent in zip(tests, until, strict=True) if spent <= _LONGEST_S / 2]
 
 
 @cache
