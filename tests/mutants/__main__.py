@@ -178,6 +178,11 @@ class Measured:
         chosen = dict.fromkeys([*self._first(fastest), *self._first(closest)])
         return {test: self.tests[test] for test in chosen}
 
+    def ran_while_collected(self, mutant: Mutant) -> bool:
+        """Returns whether the mutant's function ran while tests were collected."""
+        functions = functions_of(mutant.file, Path(mutant.file).read_text(), mutant.function)
+        return any(not self.collected[mutant.file].isdisjoint(body_lines(function)) for function in functions)
+
     def _first(self, tests: list[str]) -> list[str]:
         """As many as are run in half of the time that a mutant's tests may take."""
         until = accumulate(self.tests[test].seconds for test in tests)
@@ -267,10 +272,10 @@ def run(files: list[str], minutes: float, *, all_by_import: bool) -> None:
             print(f"{len(measured.tests)} of {len(items)} tests run these files", flush=True)
 
             def way(mutant: Mutant, source: str, text: str, tests: Iterable[str]) -> Any:
-                codes = None if all_by_import else _codes(mutant, source, text, measured)
+                codes = None if all_by_import else _codes(mutant, source, text)
                 return codes and in_place(live, *codes, [items[test] for test in tests])
 
-            _run(files, measured, way, until)
+            _run(files, measured, way, until, is_in_place=True)
 
         if status := collect(TESTS, work):
             raise SystemExit(f"the tests could not be collected ({status})")
@@ -281,7 +286,7 @@ def run(files: list[str], minutes: float, *, all_by_import: bool) -> None:
     load(measured.modules)
 
     def way(mutant: Mutant, source: str, text: str, tests: Iterable[str]) -> Any:
-        if not all_by_import and _codes(mutant, source, text, measured):
+        if not all_by_import and _codes(mutant, source, text) and not measured.ran_while_collected(mutant):
             return None
         return by_import(mutant.file, text, list(tests))
 
@@ -305,20 +310,24 @@ def _ask_type_checker(files: list[str]) -> None:
     kept.write()
 
 
-def _codes(mutant: Mutant, source: str, text: str, measured: Measured) -> tuple[CodeType, CodeType] | None:
+def _codes(mutant: Mutant, source: str, text: str) -> tuple[CodeType, CodeType] | None:
     """The code of the mutant's function, without and with the change; None where it cannot be put into the live function."""
     if not mutant.function:
         return None
     olds, news = (functions_of(mutant.file, version, mutant.function) for version in (source, text))
     for old, new in zip(olds, news, strict=True):
         if mutant.lines[0].start in range(old.co_firstlineno, max(body_lines(old), default=0) + 1):
-            ran = not measured.collected[mutant.file].isdisjoint(body_lines(old))
-            return None if ran or old.co_freevars != new.co_freevars else (old, new)
+            return None if old.co_freevars != new.co_freevars else (old, new)
     raise LookupError(f"{mutant.function} is not in {mutant.file}")
 
 
-def _run(files: list[str], measured: Measured, way: Callable[..., Any], until: float) -> None:
-    """Runs the mutants for which there is this way."""
+def _run(
+    files: list[str], measured: Measured, way: Callable[..., Any], until: float, *, is_in_place: bool = False
+) -> None:
+    """Runs the mutants for which there is this way.
+
+    A mutant put in place comes too late for what ran while tests were collected: that it survives there says nothing.
+    """
     kept, tests_digest, counts, last = Kept.read(), _digest("collected"), Counter[str](), time.monotonic()
     kills: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
 
@@ -341,12 +350,14 @@ def _run(files: list[str], measured: Measured, way: Callable[..., Any], until: f
             if trial.subject is None:
                 kept.ran_without_mutant(trial)
                 continue
+            if is_in_place and trial.ended == "survived" and measured.ran_while_collected(trial.subject):
+                trial.ended = "undecided"
             counts[trial.ended] += 1
             if trial.ended == "killed":
                 kills[trial.subject.file, trial.subject.function][trial.test] += 1
-            if trial.ended != "broken":
+            if trial.ended in ("killed", "survived"):
                 kept.results[trial.subject.key] = Result(trial.ended, tests_digest, trial.test)
-            if trial.ended != "killed":
+            if trial.ended in ("survived", "broken"):
                 print(_described(trial.subject, trial.ended), flush=True)
             if time.monotonic() - last > 20:
                 last = time.monotonic()

@@ -1,7 +1,7 @@
 """Runs tests on mutants: the tests are collected once, and each mutant gets a fork of the process that has collected them.
 
 A mutant of a function's body is put into the live function, whose tests then run. Everything else (class bodies, defaults,
-constants, and functions that run while tests are collected) is read by import, in a fork of a process without lgov.
+constants, and what survives in a function that runs while tests are collected) is read by import, in a fork without lgov.
 
 The tests of a mutant are those that run its lines, the fastest first, until one fails. Each fork has folders of its own;
 nothing is written to the source tree. Tests that start processes of their own see no mutant there, and kill none.
