@@ -42,10 +42,21 @@ def test_what_cannot_be_read_is_refused_on_record_without_asking_a_policy(tmp_pa
     [entry] = [entry for entry in audit.entries() if entry.entry_id == decision.decision_id]
     assert (entry.effect, decision.rule, subject.effects["deny"]) == ("deny", "unreadable-reply", 1)
     assert (decision.policy, decision.fault) == ("lgov", True)
+    assert decision.reason == "two tool calls have the same id"
     of_the_agent = subject.refuse(call(q="x"), "unreadable-arguments", "a key is there twice", is_fault=False)
     assert (of_the_agent.policy, of_the_agent.fault) == ("lgov", False)
     audit.close()
     assert subject.refuse(call(q="x"), "unreadable-reply", "").rule == "audit-failed"
+
+
+def test_what_was_permitted_before_is_on_record_again_without_asking_a_policy(tmp_path: Any) -> None:
+    audit = AuditLog(tmp_path / "audit.sqlite")
+    subject = governor(Says(DENY), audit=audit)
+    with enter_scope(RolloutScope("ro_1", 2)):
+        decision = subject.permit_again(call(q="x"), ALLOW)
+    [entry] = [entry for entry in audit.entries() if entry.entry_id == decision.decision_id]
+    assert (decision.effect, entry.effect, entry.rollout_id) == (Effect.ALLOW, "allow", "ro_1")
+    audit.close()
 
 
 def test_a_commit_that_fails_turns_an_allow_into_a_deny(tmp_path: Any) -> None:
