@@ -17,10 +17,12 @@ from lgov_autogen.messages import RAW_ARGUMENTS
 from lgov_autogen.runs import RUN, Run
 from lgov_autogen.tool_models import as_arguments
 from lgov_autogen.tools import as_given, tool_action
+from lgov_core.governor import Governor
+from lgov_core.policies.base import BoundedPolicy
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, Point
 from tests.autogen.autogen_parts import WAYS, answer_of, as_tool, at, deny, playing, results_read, rewrite
-from tests.cells import asks, says
+from tests.cells import Seen, asks, says
 
 BOTH = pytest.mark.parametrize("way", WAYS)
 
@@ -290,3 +292,48 @@ def test_permitted_arguments_have_the_form_of_those_that_were_given() -> None:
     assert as_given("hi", as_arguments("hi")) == "hi"
     assert as_given("hi", {RAW_ARGUMENTS: "ho"}) == "ho"
     assert as_given("hi", {"word": "ho"}) == {"word": "ho"}
+
+
+class Repeats(BoundedPolicy):
+    """Wants everything to be said ``times`` times, and keeps what it was asked about."""
+
+    name = "repeats"
+
+    def __init__(self, times: str) -> None:
+        self.times = times
+        self.asked: list[dict[str, Any]] = []
+
+    def judge(self, action: Action) -> Decision:
+        self.asked.append(dict(action.arguments))
+        if action.arguments["times"] in (1, "1"):
+            return rewrite(arguments={**action.arguments, "times": self.times})
+        return self.allow()
+
+
+async def test_what_a_policy_rewrites_is_judged_again_as_the_tools_schema_reads_it() -> None:
+    def shout(word: str, times: int = 1) -> str:
+        ran.append((word, times))
+        return word * times
+
+    ran: list[tuple[str, int]] = []
+    seen, policy = Seen(), Repeats("2")
+    governor = Governor([policy], plugins=[seen], capture_content=True)
+    workbench = GovernedWorkbench([FunctionTool(shout, description="Shouts.")], governor)
+    result = await workbench.call_tool("shout", {"word": "hi"}, CancellationToken())
+    assert (result.to_text(), result.is_error, ran) == ("hihi", False, [("hi", 2)])
+    assert {"word": "hi", "times": 2} in policy.asked
+    (outcome,) = seen.outcomes
+    assert outcome.action.arguments == {"word": "hi", "times": 2}
+    (span,) = seen.spans
+    assert span.attributes[semconv.TOOL_ARGUMENTS] == '{"word": "hi", "times": 2}'
+
+
+async def test_what_a_policy_rewrites_must_fit_the_tool() -> None:
+    def shout(word: str, times: int = 1) -> str:
+        raise AssertionError("it must not run")
+
+    governor = Governor([Repeats("often")])
+    workbench = GovernedWorkbench([FunctionTool(shout, description="Shouts.")], governor)
+    result = await workbench.call_tool("shout", {"word": "hi"}, CancellationToken())
+    assert result.is_error
+    assert "rewrote them, and so they do not fit the tool" in result.to_text()

@@ -189,6 +189,11 @@ def test_a_call_belongs_to_the_run_and_the_session_that_it_is_in() -> None:
 def test_the_span_shows_the_arguments_with_which_the_tool_ran(calls: Calls) -> None:
     calls.run(act("/tmp"))
     assert calls.span.attributes[semconv.TOOL_ARGUMENTS] == '{"path": "/tmp/safe"}'
+    (outcome,) = calls.seen.outcomes
+    assert outcome.decision is not None
+    assert (outcome.decision.rule, outcome.started_at) == ("move", calls.span.started_at)
+    assert outcome.action == calls.seen.decisions()[0].action
+    assert 0 <= outcome.duration_s < 60
 
 
 def test_a_withheld_result_says_that_the_call_was_made(calls: Calls) -> None:

@@ -184,9 +184,9 @@ class Measured:
         return any(not self.collected[mutant.file].isdisjoint(body_lines(function)) for function in functions)
 
     def _first(self, tests: list[str]) -> list[str]:
-        """As many as are run in half of the time that a mutant's tests may take."""
-        until = accumulate(self.tests[test].seconds for test in tests)
-        return [test for test, spent in zip(tests, until, strict=True) if spent <= _LONGEST_S / 2]
+        """As many as begin in half of the time that a mutant's tests may take."""
+        began = accumulate((self.tests[test].seconds for test in tests), initial=0.0)
+        return [test for test, spent in zip(tests, began, strict=False) if spent <= _LONGEST_S / 2]
 
 
 @cache
