@@ -109,7 +109,7 @@ def main(calls: int) -> None:
     added = [behind - direct for direct, behind in zip(ways["directly"], ways["through lgov"], strict=True)]
     bare = [behind - direct for direct, behind in zip(ways["directly"], ways["through the SDK alone"], strict=True)]
     print(
-        f"added by lgov         {added[0]:6.2f} ms {added[1]:6.2f} ms, {added[0] / bare[0]:.1f} times what the SDK adds"
+        f"added by lgov         {added[0]:6.2f} ms {added[1]:6.2f} ms, {added[1] / bare[1]:.1f} times what the SDK adds"
     )
     print(
         f"  judged and recorded {statistics.median(judged):6.2f} ms, of it the record {statistics.median(recorded):.2f} ms"
