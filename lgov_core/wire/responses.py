@@ -228,16 +228,18 @@ def _function_call(item: Mapping[str, Any], where: str) -> Message:
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
+def _output_part(value: Any, where: str) -> Message:
+    is_of_shell = isinstance(value, dict) and "type" not in value  # it has texts of its own
+    return {"type": "text", "text": wire_text(value)} if is_of_shell else _part(value, where)
+
+
 def _function_output(item: Mapping[str, Any], where: str) -> Message:
     call_id, output = fields.text(item, "call_id", f"{where}."), item.get("output")
     if not call_id:
         raise EndpointError(f"{where} is a function's output without 'call_id'")
     if not isinstance(output, str):
         parts = fields.a_list(item, "output", f"{where}.")
-        if all(isinstance(content_part, dict) and "type" not in content_part for content_part in parts):
-            output = wire_text(parts) if parts else ""  # a shell's: each has texts of its own
-        else:
-            output = _joined([_part(value, f"{where}.output[{index}]") for index, value in enumerate(parts)])
+        output = _joined([_output_part(value, f"{where}.output[{index}]") for index, value in enumerate(parts)]) or ""
     return {"role": "tool", "tool_call_id": call_id, "content": output}
 
 
