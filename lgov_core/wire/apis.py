@@ -1,4 +1,4 @@
-"""The model APIs that the endpoint speaks, one class each, and a call in one of them.
+"""The model APIs that the endpoint speaks, and a call in one of them.
 
 An upstream that speaks an API is asked in it. Chat completions and completions carry token ids where the server gives
 them; the Responses and the Messages API have no place for token ids, so calls recorded from them have none.
@@ -6,10 +6,9 @@ them; the Responses and the Messages API have no place for token ids, so calls r
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
 
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.wire.chat import (
@@ -51,264 +50,147 @@ from lgov_core.wire.responses import (
     response_places,
 )
 from lgov_core.wire.responses_stream import ResponsesAssembler
-from lgov_core.wire.responses_stream import stream_of as response_stream_of
+from lgov_core.wire.responses_stream import stream_of as response_stream
 from lgov_core.wire.turns import with_text_at
 
 Body = Mapping[str, Any]
 Message = Mapping[str, Any]
 
 
-class Api(ABC):
-    """One API: how its requests and replies are read, changed and written. Stateless.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Api:
+    """One API: how its requests and replies are read, changed and written, by functions without state.
 
     ``route`` is its name in records, ``path`` stands below ``/v1``. ``id_prefix`` begins the ids of replies that are
     written here, ``error_event`` is the name of the event with which a stream fails. ``wanted`` is added to a request to an
     upstream so that token ids come back.
+
+    - ``translate``: the request as a chat completion request, after the conversation that it goes on from, if it names one.
+      Raises `EndpointError` (400) that names what is wrong, or cannot be said in a chat completion.
+    - ``native``: the request as it is, for an engine that speaks this API. Raises `EndpointError` (400).
+    - ``readable``: a native request with its messages in chat form, as policies read it. Raises `EndpointError` (400).
+    - ``places``: where the text of each message stands in a request; None for a message that has no place for a text. The
+      messages of an earlier conversation, whose number is given, stand at ``("before", number, "content")``.
+    - ``read_reply``: a reply of this API. Raises `UpstreamError` for what is not one.
+    - ``assembler``: puts the events of a reply of so many choices together.
+    - ``writer``: the writer, with this id, of the reply to a body, for an engine that is asked for a chat completion.
+    - ``changed_reply``: a whole reply as policies left it.
+    - ``events``: a whole reply as the stream that the request asks for, without the events that its client has.
+    - ``error_body``: an error in the shape of this API.
     """
 
-    route: ClassVar[str]
-    path: ClassVar[str]
-    id_prefix: ClassVar[str]
-    error_event: ClassVar[str | None] = None
-    wanted: ClassVar[Body] = {}
-
-    @abstractmethod
-    def translate(self, body: Body, before: Sequence[Message] = ()) -> ChatRequest:
-        """The request as a chat completion request; ``before`` is the conversation that it goes on from, if it names one.
-
-        Raises `EndpointError` (400) that names what is wrong, or cannot be said in a chat completion.
-        """
-
-    @abstractmethod
-    def native(self, body: Body) -> ChatRequest:
-        """The request as it is, for an engine that speaks this API. Raises `EndpointError` (400)."""
-
-    def readable(self, request: ChatRequest) -> ChatRequest:
-        """A `native` request with its messages in chat form, as policies read it. Raises `EndpointError` (400)."""
-        return self.translate(request.body)
-
-    @abstractmethod
-    def places(self, body: Body, before: int = 0) -> list[Place | None]:
-        """Where the text of each message stands in a request; None for a message that has no place for a text.
-
-        The ``before`` messages of an earlier conversation stand at ``("before", number, "content")``.
-        """
-
-    @abstractmethod
-    def read_reply(self, body: Body) -> Completion:
-        """A reply of this API. Raises `UpstreamError` for what is not one."""
-
-    @abstractmethod
-    def assembler(self, n: int) -> Assembler:
-        """Puts the events of a reply of ``n`` choices together."""
-
-    @abstractmethod
-    def writer(self, request: ChatRequest, body: Body, response_id: str) -> ReplyWriter:
-        """The writer of the reply to ``body``, for an engine that is asked for the chat completion ``request``."""
-
-    @abstractmethod
-    def changed_reply(self, body: Body, changes: Changes) -> Body:
-        """A whole reply as policies left it."""
-
-    @abstractmethod
-    def events(self, request: Body, reply: Body, passed: Sequence[Body] = ()) -> bytes:
-        """A whole reply as the stream that ``request`` asks for, without the events ``passed``: its client has them."""
-
-    def error_body(self, error: LgovError, status: int) -> Body:
-        """An error in the shape of this API."""
-        return error_body(error, status)
+    route: str
+    path: str
+    id_prefix: str
+    error_event: str | None = None
+    wanted: Body = field(default_factory=dict[str, Any])
+    translate: Callable[[Body, Sequence[Message]], ChatRequest]
+    native: Callable[[Body], ChatRequest]
+    readable: Callable[[ChatRequest], ChatRequest]
+    places: Callable[[Body, int], list[Place | None]]
+    read_reply: Callable[[Body], Completion]
+    assembler: Callable[[int], Assembler]
+    writer: Callable[[ChatRequest, Body, str], ReplyWriter]
+    changed_reply: Callable[[Body, Changes], Body]
+    events: Callable[[Body, Body, Sequence[Body]], bytes]
+    error_body: Callable[[LgovError, int], Body] = error_body
 
     def pass_on(self, request: ChatRequest) -> ReplyWriter:
         """The writer of a reply that the engine wrote in this API."""
         return PassedOn(request, self.read_reply, self.assembler(request.n), self.error_body, event=self.error_event)
 
 
-class ChatApi(Api):
-    """OpenAI's chat completions."""
-
-    route, path, id_prefix = "chat", "/chat/completions", "chatcmpl"
-    wanted: ClassVar[Body] = {"logprobs": True, "return_token_ids": True}
-
-    def translate(self, body: Body, before: Sequence[Message] = ()) -> ChatRequest:
-        """See `Api`."""
-        wants_usage(body)  # checks it before anything is generated
-        return read_chat_request(body)
-
-    def native(self, body: Body) -> ChatRequest:
-        """See `Api`."""
-        return self.translate(body)
-
-    def readable(self, request: ChatRequest) -> ChatRequest:
-        """See `Api`."""
-        return request
-
-    def places(self, body: Body, before: int = 0) -> list[Place | None]:
-        """See `Api`."""
-        return chat_places(body)
-
-    def read_reply(self, body: Body) -> Completion:
-        """See `Api`."""
-        return read_completion(body)
-
-    def assembler(self, n: int) -> Assembler:
-        """See `Api`."""
-        return ChatAssembler(n)
-
-    def writer(self, request: ChatRequest, body: Body, response_id: str) -> ReplyWriter:
-        """See `Api`."""
-        return self.pass_on(request)
-
-    def changed_reply(self, body: Body, changes: Changes) -> Body:
-        """See `Api`."""
-        return changed_chat_reply(body, changes)
-
-    def events(self, request: Body, reply: Body, passed: Sequence[Body] = ()) -> bytes:
-        """See `Api`."""
-        return stream_of(dict(request), dict(reply), (), [dict(event) for event in passed]).encode()
+def _read_chat(body: Body, _before: Sequence[Message] = ()) -> ChatRequest:
+    wants_usage(body)  # checks it before anything is generated
+    return read_chat_request(body)
 
 
-class CompletionsApi(Api):
-    """OpenAI's legacy completions."""
+def _as_it_is(route: str, most: str) -> Callable[[Body], ChatRequest]:
+    """Reads a request of an API whose messages only the upstream and policies read."""
 
-    route, path, id_prefix = "completions", "/completions", "cmpl"
-    wanted: ClassVar[Body] = {"logprobs": 1, "return_token_ids": True}
+    def read(body: Body) -> ChatRequest:
+        tokens = number(body, most, None, low=1, whole=True)
+        return ChatRequest(
+            body=body,
+            model=model_name(body),
+            messages=(),
+            max_tokens=None if tokens is None else int(tokens),
+            temperature=number(body, "temperature", 1.0, low=0, high=2) or 0.0,
+            top_p=number(body, "top_p", 1.0, low=0, high=1) or 1.0,
+            stream=flag(body, "stream"),
+            route=route,
+        )
 
-    def translate(self, body: Body, before: Sequence[Message] = ()) -> ChatRequest:
-        """See `Api`."""
-        return read_completions_request(body)
-
-    def native(self, body: Body) -> ChatRequest:
-        """See `Api`."""
-        return read_native_completions(body)
-
-    def readable(self, request: ChatRequest) -> ChatRequest:
-        """See `Api`."""
-        return readable_prompts(request)
-
-    def places(self, body: Body, before: int = 0) -> list[Place | None]:
-        """See `Api`."""
-        return prompt_places(body)
-
-    def read_reply(self, body: Body) -> Completion:
-        """See `Api`."""
-        return read_completion(body)
-
-    def assembler(self, n: int) -> Assembler:
-        """See `Api`."""
-        return ChatAssembler(n, legacy=True)
-
-    def writer(self, request: ChatRequest, body: Body, response_id: str) -> ReplyWriter:
-        """See `Api`."""
-        return CompletionsWriter(request, body, response_id)
-
-    def changed_reply(self, body: Body, changes: Changes) -> Body:
-        """See `Api`."""
-        return changed_text_reply(body, changes)
-
-    def events(self, request: Body, reply: Body, passed: Sequence[Body] = ()) -> bytes:
-        """See `Api`."""
-        return text_events(request, reply, passed)
+    return read
 
 
-class ResponsesApi(Api):
-    """OpenAI's Responses API."""
-
-    route, path, id_prefix, error_event = "responses", "/responses", "resp", "error"
-
-    def translate(self, body: Body, before: Sequence[Message] = ()) -> ChatRequest:
-        """See `Api`."""
-        return read_responses_request(body, before)
-
-    def native(self, body: Body) -> ChatRequest:
-        """See `Api`."""
-        return _as_it_is(self.route, body, "max_output_tokens")
-
-    def places(self, body: Body, before: int = 0) -> list[Place | None]:
-        """See `Api`."""
-        return response_places(body, before)
-
-    def read_reply(self, body: Body) -> Completion:
-        """See `Api`."""
-        return read_response(body)
-
-    def assembler(self, n: int) -> Assembler:
-        """See `Api`."""
-        return ResponsesAssembler()
-
-    def writer(self, request: ChatRequest, body: Body, response_id: str) -> ReplyWriter:
-        """See `Api`."""
-        return ResponsesWriter(request, body, response_id)
-
-    def changed_reply(self, body: Body, changes: Changes) -> Body:
-        """See `Api`."""
-        return changed_response(body, changes)
-
-    def events(self, request: Body, reply: Body, passed: Sequence[Body] = ()) -> bytes:
-        """See `Api`."""
-        return response_stream_of(dict(request), dict(reply), (), [dict(event) for event in passed]).encode()
-
-
-class MessagesApi(Api):
-    """Anthropic's Messages API."""
-
-    route, path, id_prefix, error_event = "messages", "/messages", "msg", "error"
-
-    def translate(self, body: Body, before: Sequence[Message] = ()) -> ChatRequest:
-        """See `Api`."""
-        return read_messages_request(body)
-
-    def native(self, body: Body) -> ChatRequest:
-        """See `Api`."""
-        return _as_it_is(self.route, body, "max_tokens")
-
-    def places(self, body: Body, before: int = 0) -> list[Place | None]:
-        """See `Api`."""
-        return message_places(body)
-
-    def read_reply(self, body: Body) -> Completion:
-        """See `Api`."""
-        return read_message(body)
-
-    def assembler(self, n: int) -> Assembler:
-        """See `Api`."""
-        return MessagesAssembler()
-
-    def writer(self, request: ChatRequest, body: Body, response_id: str) -> ReplyWriter:
-        """See `Api`."""
-        return MessagesWriter(request, body, response_id)
-
-    def changed_reply(self, body: Body, changes: Changes) -> Body:
-        """See `Api`."""
-        return changed_message(body, changes)
-
-    def events(self, request: Body, reply: Body, passed: Sequence[Body] = ()) -> bytes:
-        """See `Api`."""
-        return message_events(reply, passed)
-
-    def error_body(self, error: LgovError, status: int) -> Body:
-        """See `Api`."""
-        return messages_error(error, status)
-
-
-def _as_it_is(route: str, body: Body, most: str) -> ChatRequest:
-    """A request of an API whose messages only the upstream and policies read."""
-    tokens = number(body, most, None, low=1, whole=True)
-    return ChatRequest(
-        body=body,
-        model=model_name(body),
-        messages=(),
-        max_tokens=None if tokens is None else int(tokens),
-        temperature=number(body, "temperature", 1.0, low=0, high=2) or 0.0,
-        top_p=number(body, "top_p", 1.0, low=0, high=1) or 1.0,
-        stream=flag(body, "stream"),
-        route=route,
-    )
-
-
-CHAT: Final[Api] = ChatApi()
-COMPLETIONS: Final[Api] = CompletionsApi()
-RESPONSES: Final[Api] = ResponsesApi()
-MESSAGES: Final[Api] = MessagesApi()
+#: OpenAI's chat completions.
+CHAT: Final = Api(
+    route="chat",
+    path="/chat/completions",
+    id_prefix="chatcmpl",
+    wanted={"logprobs": True, "return_token_ids": True},
+    translate=_read_chat,
+    native=_read_chat,
+    readable=lambda request: request,
+    places=lambda body, _before: chat_places(body),
+    read_reply=read_completion,
+    assembler=ChatAssembler,
+    writer=lambda request, _body, _id: CHAT.pass_on(request),
+    changed_reply=changed_chat_reply,
+    events=lambda request, reply, passed: stream_of(dict(request), dict(reply), (), list(map(dict, passed))).encode(),
+)
+#: OpenAI's legacy completions.
+COMPLETIONS: Final = Api(
+    route="completions",
+    path="/completions",
+    id_prefix="cmpl",
+    wanted={"logprobs": 1, "return_token_ids": True},
+    translate=lambda body, _before: read_completions_request(body),
+    native=read_native_completions,
+    readable=readable_prompts,
+    places=lambda body, _before: prompt_places(body),
+    read_reply=read_completion,
+    assembler=lambda n: ChatAssembler(n, legacy=True),
+    writer=CompletionsWriter,
+    changed_reply=changed_text_reply,
+    events=text_events,
+)
+#: OpenAI's Responses API.
+RESPONSES: Final = Api(
+    route="responses",
+    path="/responses",
+    id_prefix="resp",
+    error_event="error",
+    translate=read_responses_request,
+    native=_as_it_is("responses", "max_output_tokens"),
+    readable=lambda request: read_responses_request(request.body),
+    places=response_places,
+    read_reply=read_response,
+    assembler=lambda _n: ResponsesAssembler(),
+    writer=ResponsesWriter,
+    changed_reply=changed_response,
+    events=lambda request, reply, passed: response_stream(
+        dict(request), dict(reply), (), list(map(dict, passed))
+    ).encode(),
+)
+#: Anthropic's Messages API.
+MESSAGES: Final = Api(
+    route="messages",
+    path="/messages",
+    id_prefix="msg",
+    error_event="error",
+    translate=read_messages_request,
+    native=_as_it_is("messages", "max_tokens"),
+    readable=lambda request: read_messages_request(request.body),
+    places=lambda body, _before: message_places(body),
+    read_reply=read_message,
+    assembler=lambda _n: MessagesAssembler(),
+    writer=MessagesWriter,
+    changed_reply=changed_message,
+    events=lambda _request, reply, passed: message_events(reply, passed),
+    error_body=messages_error,
+)
 APIS: Final = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
 BY_ROUTE: Final[Mapping[str, Api]] = {api.route: api for api in APIS}
 
