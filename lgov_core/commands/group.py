@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from lgov_core._util.json_text import finite
 from lgov_core.errors import AuditError, AuditKeyError, InstrumentationError, LgovError, PolicyDenied, SettingsError
 
 if TYPE_CHECKING:
@@ -168,6 +167,8 @@ _TABLE_WIDTH_WITHOUT_TERMINAL = 10_000
 
 def write_json(value: Any) -> None:
     """Writes one JSON document to standard output. Values that JSON has no form for are written as text, numbers as null."""
+    from lgov_core._util.json_text import finite
+
     click.echo(json.dumps(finite(value), indent=2, default=str, allow_nan=False))
 
 
