@@ -154,9 +154,9 @@ class GovernedRollouts:
             for _ in range(self.job.group)
         ]
         results = self.host.collect_rollouts(rollouts)
-        self._usable.check(results)
         ids = [rollout.rollout_id for rollout in rollouts]
         data = build_transitions(self.store, ids, Selection(agents=self.job.agents))
+        self._usable.check(results, len(data.transitions))
         data = assign_credit(data, self.job.credit)
         queued = self._rows(data.transitions, prompts)
         figures = {
