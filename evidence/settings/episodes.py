@@ -12,7 +12,7 @@ from typing import Any
 
 from lgov_core import air
 from lgov_core.air import AirRules, RuleSet
-from lgov_core.client.attempts import is_infrastructure
+from lgov_core.client.attempts import outcome_of
 from lgov_core.client.tasks import Resource, Task
 from lgov_core.client.wire import Report
 from lgov_core.types import Outcome, Reward
@@ -47,10 +47,8 @@ def run_attempt(make: Callable[[Mapping[str, Any]], SettingRunner], resource: Re
     except Exception as raised:  # noqa: BLE001 - it becomes the attempt's outcome
         error = raised
     outcome = Outcome.SUCCEEDED if score == 1.0 else Outcome.FAILED
-    if error is not None and is_infrastructure(error):
-        outcome = Outcome.INFRASTRUCTURE
-    elif isinstance(error, TimeoutError):
-        outcome = Outcome.TIMEOUT
+    if error is not None and not (raised_outcome := outcome_of(error)[0]).trainable:
+        outcome = raised_outcome
     return Report(
         outcome,
         (Reward(score, "task", source="evidence"),) if outcome.trainable else (),
