@@ -60,7 +60,8 @@ def tool_in(workbench: object, name: str) -> Any:
 
 def validating_model(tool: object, run_json: Any) -> Any:
     """The pydantic model with which ``run_json``, a method of the tool's class, validates; None for a method of its own."""
-    function = inspect.unwrap(getattr(run_json, "func", run_json))
+    unwrapped = inspect.unwrap(run_json)
+    function = getattr(unwrapped, "__func__", unwrapped)
     own = (inspect.unwrap(BaseTool.run_json), inspect.unwrap(BaseStreamTool.run_json_stream))
     return vars(tool).get("_args_type") if tool is not None and function in own else None
 

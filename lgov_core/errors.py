@@ -20,6 +20,7 @@ Each class has a stable ``code`` for programs, and each instance may have a ``hi
      │    └── ArgumentError         an argument has an unknown name or no meaning; also a TypeError and a ValueError
      ├── InstrumentationError       an adapter cannot govern what it was asked to govern
      ├── StoreError                 the trace store cannot be opened, read or written
+     │    └── AttemptEnded          a call belongs to an attempt that has ended
      ├── TraceError                 spans cannot be read out of a request, or sent to a collector
      ├── ModelError                 a model cannot be found, checked, converted or loaded
      ├── EndpointError              the training endpoint was asked for something it cannot do
@@ -148,6 +149,8 @@ class StoreError(LgovError):
 
 class AttemptEnded(StoreError):
     """A model call was answered after its attempt had ended: it led to nothing that the attempt did."""
+
+    code = "attempt-ended"
 
     def __init__(self, rollout_id: str, attempt: int | None) -> None:
         super().__init__(

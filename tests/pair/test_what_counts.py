@@ -37,11 +37,8 @@ def test_a_call_after_the_end_of_its_attempt_is_refused_and_never_trained_on(
     server = serve(steps=1, batch_size=2, group_size=2)
     answers: list[str] = []
 
-    def ended(resource: Any) -> bool:
-        return any(attempt.outcome is not None for attempt in server.store.attempts([resource.rollout_id]))
-
     def late(resource: Any) -> None:
-        until(lambda: ended(resource), "the attempt ended")
+        until(lambda: server.store.has_ended(resource.rollout_id, resource.attempt), "the attempt ended")
         with pytest.raises(urllib.error.HTTPError) as refused:
             ask(resource, "a title for the chat")
         answers.append(f"{refused.value.code} {refused.value.read().decode()}")
