@@ -133,8 +133,7 @@ class Governor(Observers):
 
     def _refuse_evaluators(self) -> None:
         """Raises `PolicyError` if a policy, a decision hook or an audit record would be silently ignored."""
-        ignored = [policy.name for policy in self.policies]
-        ignored += [rule.name for point in Point for rule in self._judges.rules(point)]
+        ignored = [rule.name for point in Point for rule in self._judges.rules(point)]
         if self.audit is not None:
             ignored.append("an audit record")
         if ignored:

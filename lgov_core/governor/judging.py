@@ -349,7 +349,7 @@ class Threads:
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=False)
 
 
 # ---------------------------------------------------------------------- decisions
@@ -390,9 +390,9 @@ def combine(
     if shadow_of is not None:
         marked = tuple(component.changed(shadowed=True) for component in parts)
         if face.effect is Effect.ALLOW:
-            return face.changed(parts=marked, latency_us=latency_us, shadowed=True)
+            return face.changed(parts=marked, shadowed=True)
         reason = "The policy set is in shadow mode; nothing is blocked."
-        return Decision(Effect.ALLOW, shadow_of, "shadow", reason, parts=marked, latency_us=latency_us, shadowed=True)
+        return Decision(Effect.ALLOW, shadow_of, "shadow", reason, parts=marked, shadowed=True)
     blocks = face.effect >= Effect.ESCALATE
     aborts = faulty = False
     if blocks:
@@ -450,9 +450,7 @@ def checked(answer: object) -> Decision | None:
 
 def complete(answer: Decision, policy: str, severity: Severity | None = None) -> Decision:
     """``answer`` in the name of ``policy``, with a slug and a reason if it had none, and with ``severity`` if one is given."""
-    if severity is None:
-        severity = answer.severity
-    if answer.rule and answer.reason and answer.policy == policy and severity is answer.severity:
+    if answer.rule and answer.reason and answer.policy == policy and severity is None:
         return answer
     plain = answer.effect is Effect.ALLOW and not (answer.rule or answer.parts)
     reason = answer.reason or f"{policy} {'has nothing against it' if plain else f'answers {answer.effect.label}'}."
@@ -476,8 +474,8 @@ def private_copy(value: Any) -> Any:
         return [private_copy(item) for item in value]
     if isinstance(value, tuple):
         return tuple(private_copy(item) for item in value)
-    if isinstance(value, set | frozenset):
-        return set(value) if isinstance(value, set) else value
+    if isinstance(value, set):
+        return set(value)
     if isinstance(value, bytearray):
         return bytearray(value)
     return value

@@ -104,7 +104,8 @@ def own_rule(policy: Policy, name: str) -> Rule:
 
 def hook_rule(impl: pluggy.HookImpl) -> Rule:
     """The rule of a decision hook of a plug-in."""
-    return own_rule(cast(Policy, _Hook(impl)), impl.plugin_name)
+    hook = _Hook(impl)
+    return own_rule(cast(Policy, hook), hook.name)
 
 
 class _Hook:
