@@ -25,7 +25,6 @@ from lgov_core.train.engines.policy_engine import PolicyEngine
 from lgov_core.train.engines.vllm_engine import open_vllm
 from lgov_core.train.engines.vllm_server import VllmOptions
 from lgov_core.train.loop.policy_model import PolicyModel, adapter_policy, full_policy, lora_policy
-from lgov_core.train.loop.sampling import compares_groups
 from lgov_core.train.loop.several_policies import JointControl, JointUpdate, joint_policy
 from lgov_core.train.loop.training_run import Learner
 from lgov_core.train.sections import VllmSection
@@ -149,14 +148,14 @@ def extra_groups_for(settings: TrainSettings, chosen: Algorithm) -> int:
     groups of one rollout where rollouts of a group are compared.
     """
     training = settings.training
-    if training.group_size == 1 and compares_groups(chosen.credit):
+    if training.group_size == 1 and chosen.credit.compares_groups:
         raise SettingsError(
             f"training.group_size is 1, and {chosen.name} compares the rollouts of a group: nothing would be learnt",
             hint="set it to 4 or more, or choose an algorithm such as ppo or reinforce++",
         )
     if training.max_extra_groups is None:
         return chosen.extra_groups * training.batch_size
-    if training.max_extra_groups and not compares_groups(chosen.credit):
+    if training.max_extra_groups and not chosen.credit.compares_groups:
         raise SettingsError(
             f"training.max_extra_groups is {training.max_extra_groups}, and {chosen.name} compares no groups",
             hint="leave it out, or choose an algorithm such as dapo or grpo",

@@ -20,7 +20,7 @@ from lgov_core.client.wire import ENDED
 from lgov_core.errors import LgovError, TrainError, counted
 from lgov_core.settings import without_password
 from lgov_core.train.loop.loop import RolloutTask
-from lgov_core.transitions.build import INTERMEDIATE
+from lgov_core.transitions.transition_set import INTERMEDIATE
 from lgov_core.types import Attempt, Reward, new_id
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -20,6 +21,7 @@ from lgov_core.transitions.schemes import (
     step,
 )
 from lgov_core.transitions.transition_set import (
+    INTERMEDIATE,
     DataFinding,
     Diagnostic,
     TransitionSet,
@@ -52,8 +54,11 @@ def assign_credit(
     where they name fewer than two, 0. Groups are compared per rollout, never per row: a long rollout does not weigh more
     in the mean than a short one. A group with fewer than ``min_group`` rollouts gets advantages of 0 and a diagnostic, for
     there is nothing to compare; so does one in which all rollouts are alike (``normalise_batch`` then shifts those as it
-    does all others). Tokens whose mask is 0 get an advantage of 0. The loss weights of a rollout's tokens do not change
-    when it is split into more transitions (for ``turns``: their sum does not).
+    does all others). Rollouts that differ in ``air`` alone are alike, unless nothing else was earned at all or ``air_cap``
+    is None. Tokens whose mask is 0 get an advantage of 0. The loss weights of a rollout's tokens do not change when it is
+    split into more transitions (for ``turns``: their sum does not).
+
+    A bounded channel is divided by no deviation, which would undo its bound: its credit is added to what was normalised.
 
     A scheme that is not built in is asked of the plugins of ``manager`` (None: those that are installed). Raises
     `TransitionError` for an unknown scheme, for one that raises or answers with what does not fit (naming the
@@ -62,27 +67,31 @@ def assign_credit(
     rules = rules or CreditRules()
     check_known(rules, manager)  # also where no group is compared
     diagnostics = list(data.diagnostics)
+    others = {name for turn in data.transitions for name in turn.rewards} - {INTERMEDIATE}
+    telling = others if others and rules.compares_groups and rules.air_cap is not None else None
     scored = [
         rollout
         for task, rollouts in data.groups().items()
-        for rollout in _score_group(task, rollouts, rules, manager, diagnostics)
+        for rollout in _score_group(task, rollouts, rules, manager, telling, diagnostics)
     ]
     counted = sum(rollout.counted for rollout in scored)
     tokens = sum(_tokens(rollout.turns) for rollout in scored if rollout.counted)
-    normal = _mean_and_deviation(scored) if rules.normalise_batch else None
+    normal = _batch_normal(scored, rules) if rules.normalise_batch else None
     filled = [turn for rollout in scored for turn in _filled(rollout, rules, normal, max(counted, 1), tokens)]
     return TransitionSet(tuple(filled), tuple(diagnostics), data.unassigned)
 
 
 @dataclass(frozen=True, slots=True)
 class _ScoredRollout:
-    """A rollout with the return of each turn, and its credit and advantages. ``compared``: with others of its task;
-    ``counted``: among the rollouts over which the loss is a mean.
+    """A rollout with the return of each turn, and its credit and advantages: ``bounded`` is what nothing divides.
+
+    ``compared``: with others of its task; ``counted``: among the rollouts over which the loss is a mean.
     """
 
     turns: Sequence[Transition]
     returns: Sequence[float]
     scores: Sequence[tuple[float, tuple[float, ...]]]
+    bounded: Sequence[tuple[float, tuple[float, ...]]]
     compared: bool
     counted: bool
 
@@ -92,48 +101,95 @@ def _score_group(
     rollouts: Sequence[list[Transition]],
     rules: CreditRules,
     manager: pluggy.PluginManager | None,
+    telling: Collection[str] | None,
     diagnostics: list[Diagnostic],
 ) -> list[_ScoredRollout]:
-    """Compares the rollouts of one task."""
+    """Compares the rollouts of one task. ``telling`` are the channels that can tell them apart; None: all."""
     lines = [line for rollout in rollouts if (line := line_of(rollout))]
     compared = len(lines) >= rules.min_group
     returns: list[list[float]] = []
     for rollout in rollouts:
         own = iter(_returns(line_of(rollout), rules))  # of what was set aside, what it earned itself
         returns.append([_returns([turn], rules)[0] if turn.set_aside else next(own) for turn in rollout])
-    nothing = _spread([[0.0] * len(rollout) for rollout in rollouts], rollouts)
-    scores, equal = nothing, True
-    if compared:
-        scores = _with_set_aside(rollouts, _scores(lines, rules, manager), rules)
-        equal = not any(abs(value) > _ROUNDING for rollout in scores for _, tokens in rollout for value in tokens)
-    if equal:
-        scores = nothing
+    scores = bounded = _spread([[0.0] * len(rollout) for rollout in rollouts], rollouts)
+    equal = not compared or not any(
+        abs(value) > _ROUNDING
+        for rollout in _scores(_with_channels(rollouts, telling), rules, manager)
+        for _, tokens in rollout
+        for value in tokens
+    )
+    if not equal:
+        divided, others = _by_division(rollouts, rules)
+        scores = _scores(divided, rules, manager)
+        if others:
+            bounded = _scores(others, _undivided(rules), manager)
+    else:
         finding = DataFinding.EQUAL_GROUP if compared else DataFinding.SMALL_GROUP
         diagnostics.append(Diagnostic(finding, task, f"{len(lines)} rollouts"))
     counted = not (equal and rules.skip_equal)
-    return [_ScoredRollout(*row, compared, counted) for row in zip(rollouts, returns, scores, strict=True)]
+    return [_ScoredRollout(*row, compared, counted) for row in zip(rollouts, returns, scores, bounded, strict=True)]
+
+
+def _with_channels(rollouts: Rollouts, names: Collection[str] | None, value: float | None = None) -> Rollouts:
+    """The rollouts with the rewards of some channels alone (None: of all), and with ``value`` for the critic's if given."""
+    if names is None:
+        return rollouts
+    return [
+        [
+            replace(
+                turn,
+                rewards={name: reward for name, reward in turn.rewards.items() if name in names},
+                value=turn.value if value is None else value,
+            )
+            for turn in rollout
+        ]
+        for rollout in rollouts
+    ]
+
+
+def _by_division(rollouts: Rollouts, rules: CreditRules) -> tuple[Rollouts, Rollouts | None]:
+    """The rollouts with what a deviation divides, and with what it must not: the channels with a bound; None for neither."""
+    if rules.scheme not in SCHEMES or not (rules.normalises or rules.normalise_batch):
+        return rollouts, None
+    names = {name for rollout in rollouts for turn in rollout for name in turn.rewards}
+    bounded = names & rules.bounds.keys()
+    # The critic learns what the rest is worth, and expects nothing of these.
+    return (
+        (_with_channels(rollouts, names - bounded), _with_channels(rollouts, bounded, 0.0))
+        if bounded
+        else (rollouts, None)
+    )
+
+
+def _undivided(rules: CreditRules) -> CreditRules:
+    """``rules`` without a division: those of flow_grpo are ``identical`` with its own baseline and discount."""
+    if rules.scheme == "flow_grpo":
+        rules = replace(rules, scheme="identical", discount=1.0, baseline="rollout")
+    return replace(rules, std_floor=None)
 
 
 def _filled(
-    rollout: _ScoredRollout, rules: CreditRules, normal: tuple[float, float] | None, rollouts: int, tokens: int
+    rollout: _ScoredRollout, rules: CreditRules, normal: tuple[float, float, float] | None, rollouts: int, tokens: int
 ) -> Iterator[Transition]:
     """The turns with what they are worth; ``normal`` is what the batch's advantages are normalised by, if they are."""
     weights = _loss_weights(rollout.turns, rules, rollouts, tokens)
-    for turn, value, (credit, advantages), weight in zip(
-        rollout.turns, rollout.returns, rollout.scores, weights, strict=True
+    for turn, value, (credit, advantages), (added, added_tokens), weight in zip(
+        rollout.turns, rollout.returns, rollout.scores, rollout.bounded, weights, strict=True
     ):
         if rules.scheme == "gae" and turn.value is not None:
             # What the critic should have said: it learns from the advantage as it was before the batch's normalisation,
             # and nothing from what was set aside.
             value = turn.value if turn.set_aside else credit + turn.value
         if normal is not None and rollout.compared:
-            mean, deviation = normal
-            middle = 0.0 if turn.set_aside else mean
-            credit = (credit - middle) / deviation if any(turn.response_mask) else 0.0
+            mean, deviation, mean_added = normal
+            middle, middle_added = (0.0, 0.0) if turn.set_aside else (mean, mean_added)
+            credit = (credit - middle) / deviation - middle_added if any(turn.response_mask) else 0.0
             advantages = tuple(
-                (advantage - middle) / deviation if kept else 0.0
+                (advantage - middle) / deviation - middle_added if kept else 0.0
                 for advantage, kept in zip(advantages, turn.response_mask, strict=True)
             )
+        if added:
+            credit, advantages = credit + added, tuple(map(operator.add, advantages, added_tokens))
         yield replace(turn, value_to_go=value, credit=credit, advantages=advantages, loss_weight=weight)
 
 
@@ -147,7 +203,12 @@ def rollout_returns(
 
 
 def _scores(rollouts: Rollouts, rules: CreditRules, manager: pluggy.PluginManager | None) -> Scores:
-    """The credit of each turn, and the advantage of each of its tokens."""
+    """The credit of each turn, and the advantage of each of its tokens; of choices that were set aside too."""
+    lines = [line for rollout in rollouts if (line := line_of(rollout))]
+    return _with_set_aside(rollouts, _line_scores(lines, rules, manager), rules)
+
+
+def _line_scores(rollouts: Rollouts, rules: CreditRules, manager: pluggy.PluginManager | None) -> Scores:
     scheme = SCHEMES.get(rules.scheme)
     if scheme is not None:
         try:
@@ -280,26 +341,29 @@ def _states(rollout: Sequence[Transition], rules: CreditRules) -> list[Hashable]
     return states
 
 
-def _mean_and_deviation(scored: Sequence[_ScoredRollout]) -> tuple[float, float]:
-    """Mean and deviation of the advantages of all trained tokens; the deviation is that of a sample, as in verl.
+def _batch_normal(scored: Sequence[_ScoredRollout], rules: CreditRules) -> tuple[float, float, float]:
+    """Mean and deviation of the advantages of all trained tokens (of a sample, as in verl), and the mean of what is added.
 
-    What was set aside is compared with its own alternatives only, and is not part of the mean.
+    What was set aside is compared with its own alternatives only, and is not part of the mean. Where groups are compared
+    what is added has lost its mean already.
     """
-    values = [
-        value
+    rows = [
+        (value, added)
         for rollout in scored
         if rollout.compared
-        for turn, (_, tokens) in zip(rollout.turns, rollout.scores, strict=True)
+        for turn, (_, tokens), (_, more) in zip(rollout.turns, rollout.scores, rollout.bounded, strict=True)
         if not turn.set_aside
-        for value, kept in zip(tokens, turn.response_mask, strict=True)
+        for value, added, kept in zip(tokens, more, turn.response_mask, strict=True)
         if kept
     ]
+    values = [value for value, _ in rows]
+    mean_added = 0.0 if rules.compares_groups or not rows else math.fsum(added for _, added in rows) / len(rows)
     if len(values) < 2 or all(value == values[0] for value in values):
         # Nothing to compare: all are the mean.
-        return values[0] if values else 0.0, 1.0
+        return values[0] if values else 0.0, 1.0, mean_added
     mean = math.fsum(values) / len(values)
     variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return mean, math.sqrt(variance + _SMALLEST_VARIANCE)
+    return mean, math.sqrt(variance + _SMALLEST_VARIANCE), mean_added
 
 
 def _loss_weights(rollout: Sequence[Transition], rules: CreditRules, rollouts: int, tokens: int) -> list[float]:

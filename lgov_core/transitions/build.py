@@ -18,7 +18,7 @@ from lgov_core.store import TraceStore
 from lgov_core.transitions.calls import ChoiceKey, Selecting, Selection, calls_by_attempt, set_aside
 from lgov_core.transitions.records import Records, read_store
 from lgov_core.transitions.tokens import find_drift
-from lgov_core.transitions.transition_set import DataFinding, Diagnostic, Transition, TransitionSet
+from lgov_core.transitions.transition_set import INTERMEDIATE, DataFinding, Diagnostic, Transition, TransitionSet
 from lgov_core.types import Attempt, CapturedCall, Reward, Rollout
 from lgov_core.types.records import MOST_REWARD
 
@@ -269,9 +269,6 @@ class _Work:
 #: Where a reward goes that names a call without a transition: one that cannot be trained on, or was not selected.
 UNUSABLE: Final = -1
 NOT_SELECTED: Final = -2
-
-#: The dimension of intermediate rewards.
-INTERMEDIATE: Final = "air"
 
 #: A call of the attempt, and the index of its transition or one of the two above.
 PlacedCall: TypeAlias = tuple[CapturedCall, int]

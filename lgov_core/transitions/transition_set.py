@@ -6,8 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
 from lgov_core.types import Reward, Transition
+
+#: The dimension of intermediate rewards.
+INTERMEDIATE: Final = "air"
 
 
 class DataFinding(StrEnum):

@@ -346,7 +346,9 @@ class CreditRules:
     arXiv 2501.03262; PPO; the last step of GDPO).
 
     ``air_cap`` bounds the absolute sum of a rollout's ``air`` rewards, scaling them together, so that they never outweigh
-    the task; None switches the bound off. ``caps`` does the same for other channels. ``min_group`` is the fewest rollouts
+    the task, and leaves a group alone whose rollouts differ in ``air`` only; None does neither. ``caps`` bounds other
+    channels. A channel with a bound is divided by no deviation, so the bound holds for advantages too: two rollouts differ
+    by at most twice as much, in deviations where the rest is divided. ``min_group`` is the fewest rollouts
     that can be compared. ``state`` is what makes two turns of ``gigpo`` the same: all tokens of the prompt, or the
     ``observation``, those that came after what the agent last wrote; ``step_weight`` is its ω.
 
@@ -420,6 +422,11 @@ class CreditRules:
     def weighting(self) -> Loss:
         """The loss whose weights count: ``loss``, or the scheme's own."""
         return self.loss or ("turns" if self.scheme == "flow_grpo" else "tokens")
+
+    @property
+    def compares_groups(self) -> bool:
+        """True where an advantage says how a rollout did beside others of its group: only then can a group be alike."""
+        return self.scheme != "gae" and self.baseline != "none"
 
     @property
     def normalises(self) -> bool:

@@ -45,7 +45,7 @@ def test_every_block_runs_and_pays_what_it_says(tmp_path: Path, monkeypatch: pyt
     for block in python[3:]:
         exec(block, names)
     assert isinstance(names["credited"], TransitionSet)
-    from test_credit import group
+    from tests.transitions.credit_parts import group
 
     credited = names["assign_credit"](
         group([0.0, 1.0], [0.0]), CreditRules(scheme="only_the_last"), manager=names["manager"]

@@ -17,7 +17,7 @@ from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.store import TraceStore, open_store
 from lgov_core.trace.sink import StoreSink
 from lgov_core.train.loop.run_files import MetricsLog, write_batch
-from lgov_core.transitions import assign_credit, build_transitions
+from lgov_core.transitions import CreditRules, assign_credit, build_transitions
 from lgov_core.types import Action, CapturedCall, Outcome, Point, Reward, Rollout, ToolOutcome
 
 POLICY = {
@@ -65,7 +65,9 @@ class RunFolder:
                 for rollout, rolled in wanted:
                     _roll(store, governor, rollout, rolled)
             store.flush()
-            data = assign_credit(build_transitions(store, [rollout.rollout_id for rollout, _ in wanted]))
+            # AIR may tell rollouts apart on its own, as where it is asked for.
+            rules = CreditRules(air_cap=None, caps={"air": 0.1})
+            data = assign_credit(build_transitions(store, [rollout.rollout_id for rollout, _ in wanted]), rules)
         write_batch(self.folder / "transitions", self.steps, data.transitions, known)
         self.metrics.add("train", self.steps, {**known, "diagnostics": data.counts()})
 

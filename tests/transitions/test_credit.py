@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lgov_core.errors import TransitionError
+from lgov_core.train.algorithms.algorithms import ALGORITHMS
 from lgov_core.transitions import CreditRules, DataFinding, TransitionSet, assign_credit, rollout_returns
 
 #: No bound on AIR, for round numbers.
@@ -177,6 +178,74 @@ def test_a_bound_scales_a_channel_of_one_rollout_and_no_other() -> None:
     assert list(rollout_returns(data.transitions, capped).values()) == pytest.approx([0.5 * 0.2 + 0.5, 0.05])
 
 
+#: By rollout and turn: the task's reward and AIR, of which one rollout may earn far more than its bound.
+earnings = st.lists(
+    st.lists(st.tuples(st.sampled_from([0.0, 0.0, 0.5, 1.0]), st.floats(-5, 5)), min_size=1, max_size=3),
+    min_size=2,
+    max_size=5,
+)
+
+
+@given(earnings, st.sampled_from(sorted(ALGORITHMS)))
+def test_air_moves_an_advantage_by_twice_its_bound_at_most_in_every_algorithm(
+    earned: list[list[tuple[float, float]]], name: str
+) -> None:
+    rules = ALGORITHMS[name]().credit
+    data, without = (
+        group(*([{"task": task, "air": air * paid} for task, air in row] for row in earned)) for paid in (1.0, 0.0)
+    )
+    if rules.scheme == "gae":
+        data, without = (
+            replace(one, transitions=tuple(replace(turn, value=0.3) for turn in one.transitions))
+            for one in (data, without)
+        )
+    assert rules.air_cap is not None
+    for with_air, alone in zip(credit(data, rules), credit(without, rules), strict=True):
+        assert all(abs(one - other) <= 2 * rules.air_cap + 1e-9 for one, other in zip(with_air, alone, strict=True))
+
+
+@given(st.lists(st.floats(-0.1, 0.1), min_size=2, max_size=5), st.sampled_from(sorted(ALGORITHMS)))
+def test_rollouts_that_differ_in_air_alone_are_alike_unless_that_is_asked_for(air: list[float], name: str) -> None:
+    rules = ALGORITHMS[name]().credit
+    if not rules.compares_groups:
+        return
+    data = group(*([{"air": value}, {"task": 1.0}] for value in air))
+    assert credit(data, rules) == [[0.0, 0.0]] * len(air)
+    assert assign_credit(data, rules).counts() == {DataFinding.EQUAL_GROUP: 1}
+    asked = credit(data, replace(rules, air_cap=None, caps={"air": 0.1}))
+    if max(air) - min(air) > 0.01:
+        assert any(map(any, asked))
+
+
+def test_air_counts_alone_where_it_is_asked_for_or_nothing_else_is_earned() -> None:
+    by_air = group([{"task": 1.0, "air": 0.05}], [{"task": 1.0, "air": -0.05}])
+    assert credit(by_air, CreditRules()) == [[0.0], [0.0]]
+    assert credit(by_air, OPEN) == [[pytest.approx(0.05)], [pytest.approx(-0.05)]]
+    assert credit(by_air, CreditRules(air_cap=None, caps={"air": 0.02})) == [
+        [pytest.approx(0.02)],
+        [pytest.approx(-0.02)],
+    ]
+    assert credit(group([{"air": 0.05}], [{"air": -0.05}]), CreditRules()) == [[0.05], [-0.05]]
+    # The batch has another reward, though not this group.
+    beside = replace(turn("x", 0, {"task": 1.0}, task="other"), rollout_id="x")
+    both = group([{"air": 0.05}], [{"air": -0.05}])
+    assert credit(replace(both, transitions=(*both.transitions, beside)), CreditRules())[:2] == [[0.0], [0.0]]
+
+
+def test_a_bounded_channel_is_added_in_deviations_of_the_rest() -> None:
+    data = group([{"task": 0.0, "air": 0.1}], [{"task": 0.02}])
+    assert credit(data, CreditRules(std_floor=1e-6)) == [[pytest.approx(-1 + 0.05)], [pytest.approx(1 - 0.05)]]
+    batch = credit(data, CreditRules(normalise_batch=True, baseline="none", min_group=1))
+    assert batch == [
+        [pytest.approx(-math.sqrt(0.75) + 0.05, rel=1e-2)],
+        [pytest.approx(math.sqrt(0.75) - 0.05, rel=1e-2)],
+    ]
+    # A critic says what the rest is worth: AIR is not in what it learns.
+    valued = replace(data, transitions=tuple(replace(one, value=0.0) for one in data.transitions))
+    taught = assign_credit(valued, ALGORITHMS["ppo"]().credit).transitions
+    assert [one.value_to_go for one in taught] == [0.0, 0.02]
+
+
 def test_tokens_that_the_model_did_not_choose_get_no_credit() -> None:
     data = TransitionSet((turn("a", 0, 1.0, mask=(1, 0, 1)), turn("b", 0, 0.0, mask=(0, 1))))
     credited = assign_credit(data).transitions
@@ -241,7 +310,7 @@ def test_sums_of_the_same_rewards_in_another_order_are_alike() -> None:
 def test_a_channel_that_sums_to_nothing_is_not_divided_by_nothing(scheme: str) -> None:
     """AIR is taken back when an attempt ends: whole returns are alike, and those from the second turn on are not."""
     data = group([{"air": 0.05}, {"air": -0.05, "task": 1.0}], [{}, {"task": 1.0}])
-    found = credit(data, CreditRules(scheme=scheme, std_floor=1e-6, deviation="sample", apart=False))
+    found = credit(data, CreditRules(scheme=scheme, air_cap=None, std_floor=1e-6, deviation="sample", apart=False))
     assert all(abs(value) < 2 for row in found for value in row)
     assert found[0][1] == pytest.approx(-math.sqrt(2 / 3))
 

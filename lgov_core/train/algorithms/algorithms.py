@@ -262,8 +262,7 @@ def gdpo() -> Algorithm:
     """GDPO: each reward channel normalised by its group as in GRPO, then summed, then normalised over the batch.
 
     Source: arXiv 2601.05242. So a channel of large numbers (a penalty of 100) cannot drown one of small ones; weights between
-    channels are ``channel_weights``. Note that AIR is a channel too: noise in it counts in full. Biased as GRPO by the
-    deviation.
+    channels are ``channel_weights``. A channel with a bound (AIR) is added as it is. Biased as GRPO by the deviation.
     """
     return Algorithm(
         "gdpo",

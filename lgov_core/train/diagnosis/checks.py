@@ -16,7 +16,7 @@ from typing import Any, Final
 from lgov_core.settings import without_password
 from lgov_core.train.diagnosis.evidence import TASK, Evidence, RecordedRollout, TrainedRollout, groups_of, read_evidence
 from lgov_core.train.loop.figures import Estimate, grouped_interval, wilson_interval
-from lgov_core.transitions.build import INTERMEDIATE
+from lgov_core.transitions.transition_set import INTERMEDIATE
 from lgov_core.types import Severity
 
 #: Rollouts named by one finding.

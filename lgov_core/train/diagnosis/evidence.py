@@ -19,8 +19,9 @@ from lgov_core.trace import semconv
 from lgov_core.trace.canonical import written_calls
 from lgov_core.train.loop.run_files import read_metrics, train_lines
 from lgov_core.transitions import Diagnostic
-from lgov_core.transitions.build import CUT_OFF, INTERMEDIATE
+from lgov_core.transitions.build import CUT_OFF
 from lgov_core.transitions.tokens import find_drift
+from lgov_core.transitions.transition_set import INTERMEDIATE
 from lgov_core.types import BLOCKING, Attempt, CapturedCall, Point, Reward, Rollout, Span
 
 #: The channel of the task's own reward.

@@ -26,9 +26,7 @@ from lgov_core.train.loop.policy_model import PolicyModel
 from lgov_core.train.loop.sampling import (
     Round,
     Sampled,
-    alike_groups,
     check_extra_groups,
-    compares_groups,
     sample_groups,
 )
 from lgov_core.train.loop.training_run import Learner, Resumed, TrainingRun
@@ -163,7 +161,7 @@ class TrainingLoop:
         collect_s = time.monotonic() - began
         asked_figures = self._figures(sampled.asked, figures)
         staleness, staleness_max = self._staleness(sampled.batch)
-        groups = sampled.figures() if compares_groups(self.credit) else {}
+        groups = sampled.figures() if self.credit.compares_groups else {}
         line_figures = {
             "recovered": rollouts.recovered,
             "collect_s": round(collect_s, 3),
@@ -234,7 +232,7 @@ class TrainingLoop:
 
         def read(results: Sequence[Attempt]) -> Round:
             data = build_transitions(self.store, [result.rollout_id for result in results], self.selection)
-            return Round(results, data, self._credited(data), alike_groups(data, self._credited))
+            return Round(results, data, self._credited(data))
 
         return sample_groups(
             rollouts, read(first), lambda: read(run_next()), self._credited, further, self.max_extra_groups

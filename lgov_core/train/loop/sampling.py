@@ -1,43 +1,32 @@
 """Dynamic sampling: further groups in place of those in which all rollouts are alike, since these teach nothing.
 
-DAPO (Yu et al. 2025, arXiv 2503.14476, section 3.2). A group counts as alike when its advantages would all be 0 without
-intermediate rewards (AIR): those tell rollouts apart that did the task equally well. Further tasks are chosen before
-anything of them is known, each once a step: a group is never run again until it suits.
+DAPO (Yu et al. 2025, arXiv 2503.14476, section 3.2). A group is alike when `assign_credit` says so. Further tasks are chosen
+before anything of them is known, each once a step: a group is never run again until it suits.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from lgov_core.errors import TrainError, counted
 from lgov_core.train.loop.collecting import RolloutTask, StepRollouts
 from lgov_core.transitions import CreditRules, DataFinding, TransitionSet
-from lgov_core.transitions.build import INTERMEDIATE
 from lgov_core.types import Attempt
 
 #: The most characters of an error in a note.
 _ERROR_CHARACTERS = 400
 
 
-def compares_groups(rules: CreditRules) -> bool:
-    """Returns whether an advantage says how a rollout did beside others of its group: only then can a group be alike."""
-    return rules.scheme != "gae" and rules.baseline != "none"
-
-
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Rollouts that were collected together: ``data`` are their transitions, ``credited`` the same with their credit.
-
-    ``alike`` are the groups in which nothing is to be learnt, though there were enough rollouts to compare.
-    """
+    """Rollouts that were collected together: ``data`` are their transitions, ``credited`` the same with their credit."""
 
     results: Sequence[Attempt]
     data: TransitionSet
     credited: TransitionSet
-    alike: frozenset[str]
 
     @property
     def tasks(self) -> list[str]:
@@ -45,26 +34,16 @@ class Round:
         return list(dict.fromkeys(result.task_id for result in self.results))
 
     @property
+    def alike(self) -> set[str]:
+        """The groups in which nothing is to be learnt, though there were enough rollouts to compare."""
+        return _groups_with(DataFinding.EQUAL_GROUP, self.credited)
+
+    @property
     def informative(self) -> list[str]:
         """The groups from which something is learnt, in order."""
         there = {transition.task_id for transition in self.credited.transitions}
         left_out = self.alike | _groups_with(DataFinding.SMALL_GROUP, self.credited)
         return [task for task in self.tasks if task in there and task not in left_out]
-
-
-def alike_groups(data: TransitionSet, credit: Callable[[TransitionSet], TransitionSet]) -> frozenset[str]:
-    """The groups whose advantages are all 0 without intermediate rewards.
-
-    Where these are all that was earned they count: then there is no other reward to tell rollouts apart by.
-    """
-    earned = [
-        {name: value for name, value in transition.rewards.items() if name != INTERMEDIATE}
-        for transition in data.transitions
-    ]
-    if any(earned):
-        turns = zip(data.transitions, earned, strict=True)
-        data = replace(data, transitions=tuple(replace(turn, rewards=rewards) for turn, rewards in turns))
-    return frozenset(_groups_with(DataFinding.EQUAL_GROUP, credit(data)))
 
 
 def _groups_with(finding: DataFinding, data: TransitionSet) -> set[str]:
@@ -93,7 +72,6 @@ class Sampled:
             [result for round_ in self.further for result in round_.results],
             _joined([round_.data for round_ in self.further]),
             _joined([round_.credited for round_ in self.further]),
-            frozenset(task for round_ in self.further for task in round_.alike),
         )
 
     def figures(self) -> dict[str, Any]:
@@ -110,9 +88,7 @@ class Sampled:
         }
         if informative == 0:
             rest = f"{collected - alike} have too few rollouts that can be used"
-            taught = any(transition.credit for transition in self.batch.transitions)
-            reason = "only intermediate rewards tell rollouts apart" if taught else "nothing to learn from"
-            figures["note"] = f"{reason}: of {collected} groups {alike} are alike, {rest}"
+            figures["note"] = f"nothing to learn from: of {collected} groups {alike} are alike, {rest}"
             errors = [result.error for result in self.results if result.error]
             if errors:
                 ended = f"{len(errors)} of {counted(len(self.results), 'rollout')} ended with an error"
@@ -155,7 +131,7 @@ def check_extra_groups(most: int, rules: CreditRules) -> None:
     """Raises `TrainError` for a bound without meaning."""
     if most < 0:
         raise TrainError(f"max_extra_groups must be at least 0, not {most}")
-    if most and not compares_groups(rules):
+    if most and not rules.compares_groups:
         raise TrainError(
             "max_extra_groups is above 0, and the algorithm compares no groups: none of them can be alike",
             hint="leave it out, or choose an algorithm such as dapo or grpo",
