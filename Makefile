@@ -160,7 +160,7 @@ $(MUTANTS)/.installed: pyproject.toml constraints.txt
 	@echo "making $(MUTANTS)"
 	@$(PYTHON) -m venv $(MUTANTS)
 	@$(MUTANTS)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade "pip>=25.1"
-	@$(MUTANTS)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e ".[autogen,cel,fast,gateway,langchain,openai-agents,postgres,sign]" $(MUTMUT) coverage \
+	@$(MUTANTS)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e ".[autogen,cel,fast,gateway,langchain,openai-agents,otel,postgres,sign]" $(MUTMUT) coverage \
 		grimp hypothesis psutil "pyright[nodejs]" pytest pytest-asyncio pytest-timeout
 	@touch $@
 

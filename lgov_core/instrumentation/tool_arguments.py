@@ -67,9 +67,10 @@ class ToolArguments(ABC):
             return
         try:
             self._native, values = self.validate(_own_json(self.raw), by_name=self._by_name)
-            self.arguments = plain(values)
+            arguments = plain(values)
             if not self._by_name:
                 _check_names(self.schema, values, self.raw)
+            self.arguments = arguments
         except Unreadable as error:
             self.problem = str(error)
         except Exception as error:  # noqa: BLE001 - the framework's to handle, at the place where it validates
@@ -105,14 +106,14 @@ class ToolArguments(ABC):
     def result(self) -> tuple[Any, Exception | None]:
         """Returns what the function gets, or what the schema raised.
 
-        A function may change what it gets: for another run of the same call it is made anew. Raises `Unreadable` if the
-        schema yields something else then.
+        A function may change what it gets: for another run of the same call it is made anew. If the schema yields something
+        else then, no run gets anything any more.
         """
         if self._is_taken and self.error is None and self.problem is None:
             judged = self.arguments
             self._read()
-            if self.error is None and not is_same(self.arguments, judged):
-                raise Unreadable("the tool's schema yields other values each time it reads the same arguments")
+            if self.problem is not None or (self.error is None and not is_same(self.arguments, judged)):
+                self.error = Unreadable("the tool's schema yields other values each time it reads the same arguments")
         self._is_taken = True
         return self._native, self.error
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import unified_diff
+from functools import cache
 
 import libcst
 from libcst import matchers
@@ -43,6 +44,7 @@ class Mutant:
     digest: str
     function: str
     lines: tuple[range, range, range]
+    _module: libcst.Module
     _index: int
     _node: libcst.CSTNode
     _changed: libcst.CSTNode
@@ -50,18 +52,25 @@ class Mutant:
     @property
     def key(self) -> str:
         """The text under which its result is kept."""
-        return "\n".join((self.file, self.scope, self.removed, self.added, str(self.number), self.digest))
+        return "\n".join((*self.identity, str(self.number), self.digest))
 
-    def source(self, module: libcst.Module) -> str:
-        """The text of the mutated file. ``module`` is the one that it was made from."""
+    @property
+    def identity(self) -> tuple[str, str, str, str]:
+        """What a reader recognises it by."""
+        return self.file, self.scope, self.removed, self.added
+
+    def source(self) -> str:
+        """The text of the mutated file."""
+        module = self._module
         statement = module.body[self._index]
         new = self._changed if self._node is statement else statement.deep_replace(self._node, self._changed)
         body = [*module.body[: self._index], new, *module.body[self._index + 1 :]]
         return module.with_changes(body=body).code
 
 
-def mutants_of(file: str, source: str) -> tuple[libcst.Module, list[Mutant]]:
-    """The mutants of the file named ``file``."""
+@cache
+def mutants_of(file: str, source: str) -> list[Mutant]:
+    """The mutants of the file named ``file``, which reads ``source``."""
     module = libcst.parse_module(source)
     positions = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
 
@@ -82,9 +91,9 @@ def mutants_of(file: str, source: str) -> tuple[libcst.Module, list[Mutant]]:
                 number = numbers[scope, removed, added]
                 lines = lines_of(node), lines_of(around), lines_of(statement)
                 mutants.append(
-                    Mutant(file, scope, removed, added, number, digest, function, lines, index, node, changed)
+                    Mutant(file, scope, removed, added, number, digest, function, lines, module, index, node, changed)
                 )
-    return module, mutants
+    return mutants
 
 
 def _can_be_read(code: str) -> bool:
