@@ -1,4 +1,4 @@
-"""The arguments of a call as its tool's schema yields them: plain JSON by the names of fields, handed out as they were judged."""
+"""The arguments of a call as its tool's schema yields them: plain JSON by the names of fields, handed out as judged."""
 
 from __future__ import annotations
 
