@@ -204,6 +204,13 @@ class RecordWriter(EntryWriter):
     ``seals`` seal each entry, and ``heads`` say when a head is due; both None where nothing is signed.
     """
 
+    #: May be set later, once the policies are known.
+    policy_digest: str | Callable[[], str | None]
+    code_version: str
+    _busy_timeout_s: float
+    #: Why nothing may be written any more.
+    _refusal: AuditError | None
+
     def __init__(
         self,
         path: Path,
@@ -214,17 +221,11 @@ class RecordWriter(EntryWriter):
     ) -> None:
         super().__init__(redact)
         self.path = path
-        #: May be set later, once the policies are known.
-        self.policy_digest: str | Callable[[], str | None] = ""
-        self.code_version = ""
-        self._busy_timeout_s = 5.0
         self.sign_after_s = 60.0
         self._heads, self._seals = heads, seals
         self._connection: sqlite3.Connection | None = connection
         self._watch = Watch(path, connection, seals)
         self._closed = False
-        #: Why nothing may be written any more.
-        self._refusal: AuditError | None = None
         self._begin_chain()
 
     def _begin_chain(self) -> None:

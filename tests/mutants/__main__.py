@@ -52,7 +52,7 @@ TESTS = (
     "tests/instrumentation/test_tool_arguments.py",
     "tests/types/test_types.py",
     *(f"tests/policies/test_{name}.py" for name in ("policies_tool", "policies_set", "plugin_policies")),
-    *(f"tests/audit/test_audit{name}.py" for name in ("", "_attacks", "_entry", "_forged", "_keys", "_writers")),
+    *(f"tests/audit/test_audit{name}.py" for name in ("", "_attacks", "_entry", "_forged", "_keys", "_record_file")),
     *(
         f"tests/autogen/test_autogen_{name}.py"
         for name in ("components", "endings", "instrumentor", "internals", "tool_calls", "tool_models")

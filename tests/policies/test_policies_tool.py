@@ -366,3 +366,13 @@ def test_why_arguments_that_cannot_be_checked_are_denied() -> None:
 def test_a_reference_to_another_place_is_refused_by_its_name(uri: str) -> None:
     with pytest.raises(PolicyError, match=r"the schema of t refers to .*a"):
         ToolPolicy(allow=["t"], schemas={"t": {"properties": {"x": {"$ref": uri}}}})
+
+
+@pytest.mark.parametrize("place", ["http://x.invalid/a", "https://x.invalid/a", "ftp://x.invalid/a", "file:///a", "a"])
+def test_a_schema_that_calls_itself_by_another_place_is_refused_and_nothing_is_fetched(place: str) -> None:
+    """A reference within it is then one to that place, for the validator."""
+    inner = {"properties": {"q": {"$ref": "#/definitions/n"}}}
+    schema = {"$id": f"{place}#part", **inner, "definitions": {"n": {"type": "integer"}}}
+    with pytest.raises(PolicyError, match=r"the schema of t refers to .*a$") as raised:
+        ToolPolicy(allow=["t"], schemas={"t": schema})
+    assert raised.value.hint == "schemas are never fetched; copy it into definitions"
