@@ -373,6 +373,6 @@ def test_a_schema_that_calls_itself_by_another_place_is_refused_and_nothing_is_f
     """A reference within it is then one to that place, for the validator."""
     inner = {"properties": {"q": {"$ref": "#/definitions/n"}}}
     schema = {"$id": f"{place}#part", **inner, "definitions": {"n": {"type": "integer"}}}
-    with pytest.raises(PolicyError, match=r"the schema of t refers to .*a$") as raised:
+    with pytest.raises(PolicyError, match=r"the schema of t refers to .*a") as raised:
         ToolPolicy(allow=["t"], schemas={"t": schema})
     assert raised.value.hint == "schemas are never fetched; copy it into definitions"
