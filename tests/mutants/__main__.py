@@ -55,7 +55,15 @@ TESTS = (
     *(f"tests/audit/test_audit{name}.py" for name in ("", "_attacks", "_entry", "_forged", "_keys", "_record_file")),
     *(
         f"tests/autogen/test_autogen_{name}.py"
-        for name in ("components", "endings", "instrumentor", "internals", "tool_calls", "tool_models")
+        for name in (
+            "components",
+            "endings",
+            "governed_calls",
+            "instrumentor",
+            "internals",
+            "tool_calls",
+            "tool_models",
+        )
     ),
 )
 STATUSES = ("killed", "refused", "equivalent", "survived", "not run")
