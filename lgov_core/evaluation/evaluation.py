@@ -21,7 +21,7 @@ from lgov_core.errors import TrainError
 from lgov_core.governance import Governance
 from lgov_core.models import LanguageModel
 from lgov_core.server.local import RolloutPlan, open_rollouts
-from lgov_core.train.engines.policy_engine import PolicyEngine
+from lgov_core.train.engines.vllm_engine import PolicyEngine
 from lgov_core.train.loop.figures import Estimate, grouped_interval, mean_interval, share_interval
 from lgov_core.types import Outcome, Rollout, new_id
 

@@ -297,7 +297,7 @@ def _engine(settings: TrainSettings) -> tuple[Engine, str]:
 
         engine = UpstreamEngine([upstream], api_key=os.environ.get("OPENAI_API_KEY") or None)
         return engine, settings.model.name or "model"
-    from lgov_core.train.engines.policy_engine import PolicyEngine
+    from lgov_core.train.engines.vllm_engine import PolicyEngine
 
     model = load(settings, device_for(None))
     section = settings.model

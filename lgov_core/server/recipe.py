@@ -21,8 +21,7 @@ from lgov_core.train.algorithms.algorithms import (
     algorithm_name,
 )
 from lgov_core.train.algorithms.update import PolicyUpdate
-from lgov_core.train.engines.policy_engine import PolicyEngine
-from lgov_core.train.engines.vllm_engine import open_vllm
+from lgov_core.train.engines.vllm_engine import PolicyEngine, open_vllm
 from lgov_core.train.engines.vllm_server import VllmOptions
 from lgov_core.train.loop.policy_model import PolicyModel, adapter_policy, full_policy, lora_policy
 from lgov_core.train.loop.several_policies import JointControl, JointUpdate, joint_policy

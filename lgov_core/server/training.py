@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
-from lgov_core._util.json_text import canonical_json
 from lgov_core.audit import default_signer
 from lgov_core.errors import LgovError, SettingsError, TrainError, counted
 from lgov_core.gateway.access import KeyRing
@@ -45,6 +44,7 @@ from lgov_core.server.run_state import (
 )
 from lgov_core.store import RolloutConfig, RolloutQueue, open_store
 from lgov_core.train.algorithms.algorithms import Algorithm
+from lgov_core.train.diagnosis.evidence import held_out_overlap
 from lgov_core.train.loop.collecting import UsableSteps
 from lgov_core.train.loop.figures import earned_figures
 from lgov_core.train.loop.lineage import Facts, Lineage, policy_facts, weights_digest
@@ -273,10 +273,8 @@ class TrainingServer:
 
     def _overlap(self) -> str:
         """Says how many held-out tasks are trained on."""
-        train = {canonical_json(task) for task in self.coordinator.tasks.of("train")}
-        test = self.coordinator.tasks.of("test")
-        both = sum(canonical_json(task) in train for task in test)
-        return f"held-out tasks that are trained on too: {both} of {len(test)}" if both else ""
+        count, total = held_out_overlap(self.folder / "data") or (0, 0)
+        return f"held-out tasks that are trained on too: {count} of {total}" if count else ""
 
     def _train(self, run: RunState) -> None:
         try:

@@ -48,7 +48,8 @@ class RunFolder:
     """A run folder, update by update. ``shadow``: the policy judges and blocks nothing. ``air``: tool rewards as they are."""
 
     def __init__(self, folder: Path, *, shadow: bool = False, air: float = 0.0, denied: float = -0.5) -> None:
-        folder.mkdir()
+        (folder / "data").mkdir(parents=True)
+        (folder / "data" / "train.jsonl").write_text('{"question": "Who earns most?"}\n')
         self.folder, self.shadow, self.air = folder, shadow, AirRules(air, -air, denied, shaped=False)
         self.metrics = MetricsLog(folder / "metrics.jsonl")
         self.count = self.steps = 0
@@ -93,7 +94,7 @@ def _roll(store: TraceStore, governor: Governor, rollout: Rollout, rolled: Rolle
             if arguments is not None:
                 _act(governor, call_id, arguments)
             messages += [reply, {"role": "tool", "tool_call_id": call_id, "content": "7"}]
-            prompt += (99, 99, 30) if rolled.drift else (10 + turn, 20, 30)
+            prompt += (99, 99, 30) if rolled.drift else (*_reply_ids(rollout_id, turn), 30)
     final = Reward(rolled.task, "task", rollout_id, 1, source="result")
     store.finish_attempt(rollout_id, 1, Outcome.SUCCEEDED, rewards=[final])
 
@@ -105,6 +106,11 @@ def _act(governor: Governor, call_id: str, arguments: str) -> None:
     action = Action(Point.PRE_TOOL_CALL, "run_sql", arguments=parsed, call_id=call_id)
     decision = governor.decide(action)
     governor.record(ToolOutcome(action, "denied" if decision.blocks else "ok", result="7", decision=decision))
+
+
+def _reply_ids(rollout_id: str, turn: int) -> tuple[int, int]:
+    """Tokens that differ from those of all other rollouts."""
+    return (10 + turn, 100 + int(rollout_id.rpartition("-")[2]))
 
 
 def _captured(
@@ -121,7 +127,7 @@ def _captured(
         request={"model": "tiny", "messages": messages, "tools": [{"type": "function"}]},
         response={"choices": [{"message": reply, "finish_reason": ended}]},
         prompt_ids=prompt,
-        response_ids=(10 + turn, 20),
+        response_ids=_reply_ids(rollout_id, turn),
         logprobs=(-0.5, -0.5),
         finish_reason=ended,
         weights_version=0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
@@ -21,7 +21,7 @@ from lgov_core.commands import cli
 from lgov_core.store import open_store
 from lgov_core.train.diagnosis import RunFinding, examine
 from lgov_core.train.diagnosis.checks import examine_evidence
-from lgov_core.train.diagnosis.evidence import Evidence
+from lgov_core.train.diagnosis.evidence import Evidence, RecordedRollout, TrainedRollout, tasks_trained_on, words
 from lgov_core.train.sections import RuntimeSection, TrainingSection
 from lgov_core.types import Rollout
 
@@ -61,7 +61,7 @@ def test_a_healthy_run_has_no_finding(run: RunFolder) -> None:
     report = examine(made(run, groups(MIXED, MIXED, MIXED, (Rolled(1.0),) * 4), updates=4))
     assert (report.findings, dict(report.not_examined)) == ((), {})
     assert (report.updates, report.rollouts) == (4, 128)
-    assert len(report.checked) == 18
+    assert len(report.checked) == 29
 
 
 def test_a_run_that_learns_has_no_finding(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_few_rollouts_are_not_enough_for_a_finding(run: RunFolder) -> None:
     report = examine(run.folder)
     assert report.findings == ()
     assert set(report.not_examined) == {"violations-rising", "tool-rewards-farmed"}
-    assert len(report.checked) == 16
+    assert len(report.checked) == 27
 
 
 def test_a_store_without_a_run_is_examined_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -250,7 +250,8 @@ def test_a_store_without_a_run_is_examined_as_far_as_it_goes(tmp_path: Path) -> 
     assert [finding.name for finding in report.findings] == ["violations-rising"]
     of_updates = {"entropy-collapsed", "kl-running-off", "weights-stale", "logprobs-differ"}
     of_updates |= {"no-model-call", "agents-raise", "rollouts-lost", "updates-too-large", "policy-collapsed"}
-    assert set(report.not_examined) == of_updates
+    of_updates |= {"prompts-too-long", "unknown-choice", "weights-frozen", "no-progress"}
+    assert set(report.not_examined) == {*of_updates, "test-tasks-trained-on"}
 
 
 def test_held_out_rollouts_of_a_store_are_not_examined(run: RunFolder) -> None:
@@ -302,15 +303,18 @@ def of_updates(*lines: dict[str, Any]) -> dict[str, RunFinding]:
     return {finding.name: finding for finding in examine_evidence("run", Evidence(updates)).findings}
 
 
-@pytest.mark.parametrize("name", ["no-model-call", "agents-raise", "rollouts-lost"])
+@pytest.mark.parametrize(
+    "name", ["no-model-call", "prompts-too-long", "agents-raise", "rollouts-lost", "unknown-choice"]
+)
 def test_how_rollouts_end_badly_is_a_finding_where_it_is_more_than_a_few(name: str) -> None:
     text = "5 of 8 rollouts ended so: 5 times KeyError: 'score' (agent.py, line 3)"
     lines = [{"rollouts": 8, "endings": {name: 5}, "warnings": {name: text}}] * 2
     found = of_updates(*lines)
     assert list(found) == [name]
     assert found[name].severity == "critical"
-    assert found[name].sentence.startswith("10 of 16 recent rollouts ")
-    assert ("5 times KeyError: 'score' (agent.py, line 3)" in found[name].sentence) is (name != "no-model-call")
+    assert found[name].sentence.startswith("10 ")
+    shows_error = name in ("agents-raise", "rollouts-lost")
+    assert ("5 times KeyError: 'score' (agent.py, line 3)" in found[name].sentence) is shows_error
     assert of_updates(*[{"rollouts": 64, "endings": {name: 1}}] * 2) == {}
 
 
@@ -331,3 +335,151 @@ def test_a_policy_that_stopped_trying_has_collapsed_and_one_that_has_learnt_all_
     assert of_updates(line(4, 0.4), *[line(0, 1.0)] * 3) == {}
     assert of_updates(line(4, 0.4), *[line(0, 0.1)] * 2) == {}, "too few to say"
     assert of_updates(*[line(0, 0.1)] * 5) == {}, "it never differed"
+
+
+# ---------------------------------------------------------------------- rewards beside what was replied
+
+ANSWERS = ("moo", "woof", "meow", "quack")
+
+
+def rollouts_of(reward: Callable[[int, int, str], float], **fields: Callable[[int, int], Any]) -> list[str]:
+    """The findings of 32 groups of 4 rollouts of 4 tasks. Of each group the first two replies hold the answer, the third is the
+    same as the second. ``reward`` and ``fields`` (those of a `RecordedRollout`) are given group, rollout and reply.
+    """
+    recent: list[TrainedRollout] = []
+    recorded: dict[str, RecordedRollout] = {}
+    for group in range(32):
+        for number in range(4):
+            answer = ANSWERS[group % 4] if number < 3 else ANSWERS[(group + 1) % 4]
+            reply = words(answer if number in (1, 2) else f"I think {answer}" + " indeed" * (group % 3))
+            name, earned = f"ro-{group}-{number}", reward(group, number, reply)
+            recent.append(TrainedRollout(name, (group // 4, f"task-{group % 4}"), {"task": earned}, (), None, 1, 0))
+            values: dict[str, Any] = {
+                "hidden": {"answer": words(ANSWERS[group % 4]), "level": " 3 "},
+                "reply": reply, "first_reply": hash(reply), "chance": 0.3, "conversation": hash((group, reply)),
+            }  # fmt: skip
+            values |= {field: value(group, number) for field, value in fields.items()}
+            recorded[name] = RecordedRollout(1, 0, 0, 0, False, 0, **values)
+    return [found.name for found in examine_evidence("run", Evidence(recent=recent, recorded=recorded)).findings]
+
+
+def right(group: int, number: int, reply: str) -> float:
+    return float(number < 3)
+
+
+def test_a_reward_for_the_answer_that_a_task_expects_has_no_finding() -> None:
+    assert rollouts_of(right) == []
+
+
+def test_a_reward_that_is_for_the_answer_in_part_has_no_finding() -> None:
+    assert rollouts_of(lambda group, number, reply: 0.5 * (number < 3) + 0.5 * ("think" not in reply)) == []
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        lambda group, number, reply: -right(group, number, reply),
+        lambda group, number, reply: float("think" in reply),
+        lambda group, number, reply: float("indeed" in reply),
+    ],
+    ids=["negated", "for a form", "for a word"],
+)
+def test_a_reward_that_the_expected_answer_does_not_raise(reward: Callable[[int, int, str], float]) -> None:
+    assert "reward-ignores-answer" in rollouts_of(reward)
+
+
+def test_no_field_is_an_answer_that_replies_name_no_oftener_than_those_of_other_tasks() -> None:
+    def reward(group: int, number: int, reply: str) -> float:
+        return float(number == 0)
+
+    def other(group: int, number: int) -> dict[str, str]:
+        return {"id": words(ANSWERS[(group + number) % 4])}
+
+    assert rollouts_of(reward, hidden=other) == []
+
+
+def test_a_reward_that_differs_between_rollouts_with_the_same_conversation_is_random() -> None:
+    assert "reward-random" in rollouts_of(lambda group, number, reply: float((group // 4 + number) % 2))
+    assert "reward-random" not in rollouts_of(lambda group, number, reply: float(number < 3) + 0.01 * (number % 2))
+
+
+def test_a_reward_that_follows_the_length_of_the_reply() -> None:
+    assert "reward-follows-length" in rollouts_of(lambda group, number, reply: len(reply) / 10)
+    assert "reward-follows-length" in rollouts_of(lambda group, number, reply: -len(reply.split()))
+    assert "reward-follows-length" not in rollouts_of(
+        lambda group, number, reply: right(group, number, reply) + len(reply) / 100
+    )
+
+
+def test_rewards_beside_which_all_others_are_the_same() -> None:
+    assert rollouts_of(
+        lambda group, number, reply: 500.0 if (group, number) == (3, 0) else right(group, number, reply)
+    ) == ["reward-outliers"]
+
+
+def test_groups_that_begin_with_the_same_tokens_though_these_were_not_certain() -> None:
+    assert rollouts_of(right, first_reply=lambda group, number: group) == ["replies-equal"]
+    assert rollouts_of(right, first_reply=lambda group, number: group, chance=lambda group, number: 0.99) == [], (
+        "it has learnt"
+    )
+
+
+def test_tools_that_hold_the_answer_whatever_they_are_asked() -> None:
+    def leaking(group: int, number: int) -> dict[str, str]:
+        return {f"find({number})": words(f"nothing found; gold: {ANSWERS[group % 4]}")}
+
+    def searched(group: int, number: int) -> dict[str, str]:
+        return {f"find({number})": words(ANSWERS[(group + number) % 4])}
+
+    assert rollouts_of(right, lookups=leaking) == ["answers-leaked"]
+    assert rollouts_of(right, lookups=searched) == [], "one of four questions brings the answer"
+
+
+def test_weights_that_no_update_changes() -> None:
+    step = {"grad_norm": 0.4, "learning_rate": 1e-3}
+    assert list(of_updates(*[{**step, "weights_sha256": "a"}] * 3)) == ["weights-frozen"]
+    assert of_updates(*[{**step, "weights_sha256": sha} for sha in "abc"]) == {}
+    assert of_updates(*[{"grad_norm": 0.0, "learning_rate": 1e-3, "weights_sha256": "a"}] * 3) == {}, "nothing to learn"
+
+
+@pytest.mark.parametrize(
+    ("gain", "best", "updates", "found"),
+    [(0.0, 1.0, 24, True), (0.3, 1.0, 24, False), (0.0, 0.5, 24, False), (0.0, 1.0, 19, False)],
+)
+def test_a_reward_that_does_not_rise_in_twenty_updates(gain: float, best: float, updates: int, found: bool) -> None:
+    lines = [
+        {
+            "phase": "train",
+            "step": step,
+            "rewards": {"task": {"mean": 0.45 + 0.02 * (step % 2) + gain * step / updates}},
+        }
+        for step in range(updates)
+    ]
+    recent = [
+        TrainedRollout(f"ro-{number}", (1, f"{number}"), {"task": best * (number % 2)}, (), None, 1, 0)
+        for number in range(8)
+    ]
+    names = [finding.name for finding in examine_evidence("run", Evidence(lines, recent=recent)).findings]
+    assert (names == ["no-progress"]) is found, names
+
+
+def test_held_out_tasks_that_are_trained_on_are_known_by_their_texts_not_their_ids(run: RunFolder) -> None:
+    train = [{"question": f"Who earns {number}?", "id": number, "home": "/data/a"} for number in range(9)]
+    assert tasks_trained_on(train, [{"question": "who earns 3", "id": 77}, {"question": "Who earns 10?", "id": 3}]) == 1
+    assert tasks_trained_on(train, [{"question": "Who earns 10?", "id": 3, "home": "/data/a"}]) == 0, (
+        "all are at home there"
+    )
+    seeds = [{"place": "the great maze", "seed": number} for number in range(9)]
+    assert (
+        tasks_trained_on(seeds, [{"place": "the great maze", "seed": 9}, {"place": "the great maze", "seed": 3}]) == 1
+    )
+    (run.folder / "data" / "test.jsonl").write_text(
+        '{"question": "Who earns most?", "id": 7}\n{"question": "How many?"}\n'
+    )
+    found = only(made(run, groups(MIXED)))
+    assert (found.name, found.figures) == ("test-tasks-trained-on", {"tasks": 2, "tasks_trained_on": 1})
+
+
+def test_causes_come_before_what_follows_from_them() -> None:
+    lines = [{"endings": {"agents-raise": 2}, "rollouts": 8, "logprob_drift": 0.4, "staleness": 3.0}] * 4
+    assert list(of_updates(*lines)) == ["agents-raise", "weights-stale", "logprobs-differ"]

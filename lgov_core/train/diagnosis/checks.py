@@ -1,4 +1,4 @@
-"""The checks of a training, each a function of the `Evidence`, and their findings as values.
+"""The checks of rewards and of behaviour, and `examine`, which makes all checks of a run.
 
 The text, the JSON and the pages of `lgov doctor RUN` are views of these values. A value of rollouts *rises* when it is more by
 a least amount and the 95 % intervals of both ends, rollouts of a group together, do not overlap.
@@ -6,45 +6,27 @@ a least amount and the 95 % intervals of both ends, rollouts of a group together
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
-from types import MappingProxyType
+from statistics import StatisticsError, correlation, fmean, pvariance, variance
 from typing import Any, Final
 
 from lgov_core.settings import without_password
+from lgov_core.train.diagnosis import training_checks
 from lgov_core.train.diagnosis.evidence import TASK, Evidence, RecordedRollout, TrainedRollout, groups_of, read_evidence
-from lgov_core.train.loop.figures import Estimate, grouped_interval, wilson_interval
+from lgov_core.train.diagnosis.training_checks import ALIKE, TEXTS, RunFinding, exceeds, finding
+from lgov_core.train.loop.figures import Estimate, grouped_interval, mean_interval
 from lgov_core.transitions.transition_set import INTERMEDIATE
 from lgov_core.types import Severity
-
-#: Rollouts named by one finding.
-ROLLOUTS_NAMED: Final = 20
-
-
-@dataclass(frozen=True, slots=True)
-class RunFinding:
-    """One thing that is wrong with a run.
-
-    ``name`` is stable and meant for programs; ``sentence`` and ``advice`` are for people. ``figures`` are the numbers
-    that the sentence rests on. ``rollouts`` are ids of rollouts that show it, at most `ROLLOUTS_NAMED`; none where the
-    figures are those of whole updates.
-    """
-
-    name: str
-    severity: Severity
-    sentence: str
-    advice: str
-    figures: Mapping[str, float]
-    rollouts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DiagnosisReport:
-    """An examination of ``place``: ``findings``, the worst first; ``checked``, the names of what was looked for; and
-    ``not_examined``, which says by the name of a finding why it could not be. ``updates`` and ``rollouts`` count what was
-    looked at.
+    """An examination of ``place``: ``findings``, what to repair first at the beginning; ``checked``, the names of what was
+    looked for; and ``not_examined``, which says by the name of a finding why it could not be. ``updates`` and ``rollouts``
+    count what was looked at.
     """
 
     place: str
@@ -59,142 +41,8 @@ class DiagnosisReport:
         return asdict(self)
 
 
-def named(rollout_ids: Iterable[str]) -> tuple[str, ...]:
-    """The first of the given ids, each once, as many as a finding names."""
-    return tuple(dict.fromkeys(rollout_ids))[:ROLLOUTS_NAMED]
-
-
-#: How the rollouts of an update may end badly, by the warning about it: what to do.
-_ENDINGS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
-    {
-        "no-model-call": (
-            "made no model call through resource.model_api, so nothing of them was trained on",
-            "Give the agent's client resource.model_api as its base URL, anew in every rollout.",
-        ),
-        "agents-raise": (
-            "ended with an exception of the agent, which was trained on as reward 0",
-            "Repair the agent or the reward function: the model is pushed away from replies that were perhaps right.",
-        ),
-        "rollouts-lost": (
-            "were lost to the machines or to the time limit",
-            "Repair what the error names. What lasts long is lost most often, so the rest is of the short tasks.",
-        ),
-    }
-)
-
-
-def find_endings(evidence: Evidence) -> Iterator[RunFinding]:
-    """Rollouts that ended without a call, by an exception or by the machines, with the commonest error."""
-    lines = [line for line in evidence.updates[-_LAST:] if isinstance(line.get("endings"), Mapping)]
-    total = sum(line["rollouts"] for line in lines)
-    for name, (what, advice) in _ENDINGS.items():
-        counts = [line["endings"].get(name, 0) for line in lines]
-        if exceeds(count := sum(counts), total, _SHARE):
-            said = [line["warnings"][name] for line in lines if name in (line.get("warnings") or {})]
-            error = said[-1].partition(": ")[2] if said and name != "no-model-call" else ""
-            sentence = f"{count} of {total} recent rollouts {what}" + (
-                f"; in the last update {error}." if error else "."
-            )
-            figures = {"rollouts": total, "count": count, "share": count / total}
-            yield RunFinding(name, Severity.CRITICAL if 2 * count > total else Severity.HIGH, sentence, advice, figures)
-
-
-#: The share of calls, of tool calls and of calls that may be truncated, malformed and drifted.
-_SHARE: Final = 0.05
-#: How many versions older than the update the weights of its calls may be, on average.
-_STALE: Final = 2.0
-#: Mean difference between recorded and recomputed log-probabilities, nats a token: several times that of bfloat16.
-_DIFFERENCE: Final = 0.2
-#: Updates at the end of a run whose staleness and log-probabilities are averaged.
-_LAST: Final = 10
-
-
-def find_truncated(evidence: Evidence) -> RunFinding | None:
-    """Replies cut off by the limit of tokens."""
-    calls, cut = (sum(getattr(rollout, name) for rollout in evidence.recent) for name in ("calls", "truncated"))
-    if not exceeds(cut, calls, _SHARE):
-        return None
-    return RunFinding(
-        "replies-truncated",
-        Severity.HIGH,
-        f"{cut} of {calls} recent replies were cut off by the limit of tokens.",
-        "Raise the limit (max_new_tokens, or max_tokens of the agent), or penalise long replies.",
-        {"calls": calls, "truncated": cut, "share": cut / calls},
-        named(rollout.rollout_id for rollout in evidence.recent if rollout.truncated),
-    )
-
-
-def find_malformed(evidence: Evidence) -> RunFinding | None:
-    """Tool calls that could not be read, or that no tool can take."""
-    recorded = evidence.recorded_of(evidence.recent)
-    calls, bad = (sum(getattr(record, name) for _, record in recorded) for name in ("tool_calls", "malformed"))
-    if not exceeds(min(bad, calls), calls, _SHARE):
-        return None
-    return RunFinding(
-        "tool-calls-malformed",
-        Severity.HIGH,
-        f"{bad} of {calls} recent tool calls cannot be read, or name a tool or arguments that do not exist.",
-        "Look at the replies as written: is it the model's own tool format? Imitate a few good rollouts first (sft), or"
-        " ask for structured output.",
-        {"tool_calls": calls, "malformed": bad, "share": bad / calls},
-        named(rollout.rollout_id for rollout, record in recorded if record.malformed),
-    )
-
-
-def find_drift(evidence: Evidence) -> RunFinding | None:
-    """Conversations that went on in other tokens than the model had written."""
-    recorded = evidence.recorded_of(evidence.recent)
-    later = sum(max(record.calls - 1, 0) for _, record in recorded)
-    drifted = sum(record.drifted for _, record in recorded)
-    if not exceeds(min(drifted, later), later, _SHARE):
-        return None
-    return RunFinding(
-        "retokenisation-drift",
-        Severity.MEDIUM,
-        f"{drifted} of {later} recent calls that go on from another have its reply in other tokens than were sampled.",
-        "Let the agent send replies back unchanged, tool calls too, and check that the chat template keeps them.",
-        {"later_calls": later, "drifted": drifted, "share": drifted / later},
-        named(rollout.rollout_id for rollout, record in recorded if record.drifted),
-    )
-
-
-def find_stale_weights(evidence: Evidence) -> RunFinding | None:
-    """Calls made with weights that are several updates old."""
-    lines = [line for line in evidence.updates[-_LAST:] if isinstance(line.get("staleness"), int | float)]
-    if not lines or (mean := fmean(line["staleness"] for line in lines)) <= _STALE:
-        return None
-    most = max(line.get("staleness_max") or 0 for line in lines)
-    return RunFinding(
-        "weights-stale",
-        Severity.HIGH,
-        f"The weights that wrote the recent replies were {mean:.1f} updates old on average, and at most {most:g}.",
-        "Check that the agents ask the endpoint that gets the new weights, and lower training.max_staleness.",
-        {"staleness": mean, "staleness_max": most, "updates": len(lines)},
-    )
-
-
-def find_other_weights(evidence: Evidence) -> RunFinding | None:
-    """Replies to which the model in training gives other probabilities than were recorded."""
-    drifts = [
-        drift
-        for line in evidence.updates[-_LAST:]
-        if line.get("rows") != 0 and isinstance(drift := line.get("logprob_drift"), int | float)
-    ]
-    if not drifts or (mean := fmean(drifts)) <= _DIFFERENCE:
-        return None
-    return RunFinding(
-        "logprobs-differ",
-        Severity.HIGH,
-        f"Recorded log-probabilities differ by {mean:.2g} nats a token from those of the model in training.",
-        "Check that what samples (--engine-url, an adapter) serves the model that is trained, in the same dtype.",
-        {"logprob_drift": mean, "updates": len(drifts)},
-    )
-
-
-#: Rollouts below which a constant reward says nothing.
+#: Rollouts, pairs or groups below which rewards say nothing.
 _FEWEST: Final = 8
-#: Of the groups, the share that may be alike.
-_ALIKE: Final = 0.75
 #: Of the rollouts, the share with the least reward from which on it is called sparse.
 _SPARSE: Final = 0.9
 #: Of the groups with advantages, the share that may have them from AIR alone.
@@ -203,69 +51,40 @@ _AIR_ALONE: Final = 0.5
 _DECIMALS: Final = 9
 
 
-def exceeds(count: int, total: int, share: float) -> bool:
-    """Returns whether ``count`` of ``total`` is more than ``share``, with 95 % confidence."""
-    return total > 0 and wilson_interval(count, total)[0] > share
-
-
-def find_dull_reward(evidence: Evidence) -> RunFinding | None:
+def find_dull_reward(evidence: Evidence) -> Iterator[RunFinding]:
     """Groups that teach nothing by the task reward, named after the cause: constant, sparse, or alike within tasks."""
-    rollouts = [rollout for rollout in evidence.recent if TASK in rollout.rewards]
+    rollouts = _rewarded(evidence)
     if len(rollouts) < _FEWEST:
-        return None
+        return
     values = [_task(rollout) for rollout in rollouts]
     groups, least = groups_of(rollouts), min(values)
     alike = [group for group in groups.values() if len({_task(rollout) for rollout in group}) == 1]
     low = sum(value == least for value in values)
-    figures: dict[str, float] = {"rollouts": len(rollouts), "groups": len(groups), "groups_alike": len(alike)}
+    figures: dict[str, float] = {
+        "rollouts": len(rollouts),
+        "groups": len(groups),
+        "groups_alike": len(alike),
+        "low": low,
+    }
     figures |= {"least": least, "most": max(values), "share_with_least": low / len(values)}
     if len(set(values)) == 1:
-        return RunFinding(
-            "reward-constant",
-            Severity.HIGH,
-            f"The task reward is {least:g} in all {len(rollouts)} recent rollouts.",
-            "Look at what the reward is computed from in one of these rollouts. If all of them deserve it, choose other tasks.",
-            figures,
-            named(rollout.rollout_id for rollout in rollouts),
-        )
-    if not (exceeds(len(alike), len(groups), _ALIKE) if groups else exceeds(low, len(values), 0.95)):
-        return None
-    if low / len(values) >= _SPARSE:
-        return RunFinding(
-            "reward-sparse",
-            Severity.HIGH,
-            f"{low} of {len(rollouts)} recent rollouts earn the least task reward there is ({least:g});"
-            f" {len(alike)} of {len(groups)} groups do not differ.",
-            "Begin with easier tasks, take more rollouts a task, give partial rewards, or imitate good rollouts first (sft).",
-            figures,
-            named(rollout.rollout_id for rollout in rollouts if _task(rollout) > least),
-        )
-    return RunFinding(
-        "groups-alike",
-        Severity.HIGH,
-        f"In {len(alike)} of {len(groups)} recent groups all rollouts earn the same task reward.",
-        "Choose tasks that sometimes succeed, take more rollouts a task or a higher temperature, or set"
-        " training.max_extra_groups.",
-        figures,
-        named(group[0].rollout_id for group in alike),
-    )
+        yield finding("reward-constant", figures, (rollout.rollout_id for rollout in rollouts))
+    elif not (exceeds(len(alike), len(groups), ALIKE) if groups else exceeds(low, len(values), 0.95)):
+        return
+    elif low / len(values) >= _SPARSE:
+        yield finding("reward-sparse", figures, (rollout.rollout_id for rollout in rollouts if _task(rollout) > least))
+    else:
+        yield finding("groups-alike", figures, (group[0].rollout_id for group in alike))
 
 
-def find_air_alone(evidence: Evidence) -> RunFinding | None:
+def find_air_alone(evidence: Evidence) -> Iterator[RunFinding]:
     """Groups whose advantages come from tool rewards alone: all other channels are alike in them."""
     taught = [group for group in groups_of(evidence.recent).values() if _teaches(group)]
     alone = [group for group in taught if len({_others(rollout.rewards) for rollout in group}) == 1]
-    if not exceeds(len(alone), len(taught), _AIR_ALONE):
-        return None
-    return RunFinding(
-        "advantages-from-air-alone",
-        Severity.HIGH,
-        f"In {len(alone)} of {len(taught)} recent groups that have advantages, nothing differs but tool rewards (AIR).",
-        "The policy is taught to please its tools. Repair the task reward, or leave AIR out until it differs"
-        " (runtime.air_enabled: false).",
-        {"groups_with_advantages": len(taught), "groups_from_air_alone": len(alone)},
-        named(rollout.rollout_id for group in alone for rollout in group if rollout.air),
-    )
+    if exceeds(len(alone), len(taught), _AIR_ALONE):
+        figures = {"groups_with_advantages": len(taught), "groups_from_air_alone": len(alone)}
+        ids = (rollout.rollout_id for group in alone for rollout in group if rollout.air)
+        yield finding("advantages-from-air-alone", figures, ids)
 
 
 def _teaches(group: list[TrainedRollout]) -> bool:
@@ -273,6 +92,10 @@ def _teaches(group: list[TrainedRollout]) -> bool:
     if all(rollout.credited is not None for rollout in group):
         return any(rollout.credited for rollout in group)
     return len({(_others(rollout.rewards), rollout.air) for rollout in group}) > 1
+
+
+def _rewarded(evidence: Evidence) -> list[TrainedRollout]:
+    return [rollout for rollout in evidence.recent if TASK in rollout.rewards]
 
 
 def _task(rollout: TrainedRollout) -> float:
@@ -284,160 +107,182 @@ def _others(rewards: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
     return tuple(sorted(reward for reward in others if reward[1]))
 
 
-#: Entropy (nats a token) below which replies no longer differ, and the share of the first entropy that may be left.
-_LEAST_ENTROPY: Final = 0.01
-_ENTROPY_LEFT: Final = 0.1
-#: KL to the reference, nats a token.
-_MOST_KL: Final = 0.5
-#: How far one update may move the policy, in nats a token, and the share of tokens that may be clipped in it.
-_MOVED: Final = 0.5
-_CLIPPED: Final = 0.5
-#: Updates in a row without a group that differs after which a policy is stuck.
-_STUCK: Final = 3
+#: Of the different calls to tools in a task, the share whose results may hold its answer.
+_HOLDS: Final = 0.75
+#: Of what the reward spreads over in a group, the share by which the expected answer must be better.
+_FOLLOWS: Final = 0.25
+#: Rank correlation of rewards with lengths, and the share of their variance that there may be at equal lengths.
+_BY_LENGTH: Final = 0.8
+_AT_LENGTH: Final = 0.1
+#: How many times as wide as that of the middle nine tenths the range of the rewards may be.
+_RANGE: Final = 10.0
+#: Updates from which on a run without progress is a finding, and how much of the range of rewards is progress.
+_PATIENCE: Final = 20
+_PROGRESS: Final = 0.1
+
+
+def find_overlap(evidence: Evidence) -> Iterator[RunFinding]:
+    """Held-out tasks that are trained on."""
+    count, total = evidence.overlap or (0, 0)
+    if count:
+        figures = {"tasks": total, "tasks_trained_on": count}
+        yield finding("test-tasks-trained-on", figures, critical=2 * count > total)
+
+
+def find_leaks(evidence: Evidence) -> Iterator[RunFinding]:
+    """Tools whose results hold a field of the task that its prompt does not, whatever they are asked."""
+    results: dict[str, dict[str, dict[str, bool]]] = defaultdict(lambda: defaultdict(dict))
+    ids: dict[tuple[str, str], str] = {}
+    for rollout, record in evidence.recorded_of(evidence.recent):
+        for name, value in record.hidden.items():
+            ids[name, rollout.group[1]] = rollout.rollout_id
+            results[name][rollout.group[1]] |= {call: value in result for call, result in record.lookups.items()}
+    for name, by_task in sorted(results.items()):
+        several = {task: list(holds.values()) for task, holds in by_task.items() if len(holds) > 1}
+        holds = [held for values in several.values() for held in values]
+        if exceeds(sum(holds), len(holds), _HOLDS):
+            figures = {"tasks": len(several), "calls": len(holds), "calls_with_answer": sum(holds)}
+            yield finding("answers-leaked", figures, (ids[name, task] for task in several), field=name)
+            return
+
+
+def find_noise(evidence: Evidence) -> Iterator[RunFinding]:
+    """Rewards that differ as much between rollouts of a task with the very same conversation as between others."""
+    same: list[float] = []
+    other: list[float] = []
+    ids: list[str] = []
+    for group in _recorded_groups(evidence):
+        by_conversation: dict[int, list[TrainedRollout]] = defaultdict(list)
+        for rollout, record in group:
+            by_conversation[record.conversation].append(rollout)
+        if len(by_conversation) > 1:
+            other.append(2 * variance(_task(rollouts[0]) for rollouts in by_conversation.values()))
+        for rollouts in by_conversation.values():
+            rewards = [_task(rollout) for rollout in rollouts]
+            same += [(first - second) ** 2 for first, second in zip(rewards[::2], rewards[1::2], strict=False)]
+            ids += [rollout.rollout_id for rollout in rollouts if len(set(rewards)) > 1]
+    if min(len(same), len(other)) >= _FEWEST and mean_interval(same).low > 0.5 * fmean(other):
+        yield finding("reward-random", {"same": fmean(same), "other": fmean(other), "pairs": len(same)}, ids)
+
+
+def find_ignored_answer(evidence: Evidence) -> Iterator[RunFinding]:
+    """Replies that hold the answer that their task expects, and earn no more than others of their group.
+
+    A field is the answer when replies hold that of their own task more often than those of other tasks.
+    """
+    groups = list(_recorded_groups(evidence))
+    fields: list[tuple[Estimate, str, list[str]]] = []
+    for name in sorted({name for group in groups for _, record in group for name in record.hidden}):
+        values = {record.hidden[name] for group in groups for _, record in group if name in record.hidden}
+        gaps: list[float] = []
+        ids: list[str] = []
+        naming = 0
+        for group in groups:
+            rewards: dict[bool, list[float]] = defaultdict(list)
+            for rollout, record in group:
+                answers = [value for value in values if value in record.reply]
+                naming += bool(answers)
+                right = answers == [record.hidden.get(name)]
+                rewards[right].append(_task(rollout))
+                ids += [rollout.rollout_id] * right
+            if len(rewards) == 2:
+                gap = fmean(rewards[True]) - fmean(rewards[False])
+                gaps.append(gap and gap / (max(map(max, rewards.values())) - min(map(min, rewards.values()))))
+        if len(gaps) >= _FEWEST and exceeds(len(ids), naming, 1 / len(values)):
+            fields.append((mean_interval(gaps), name, ids))
+    if fields and (best := max(fields, key=lambda field: field[0].high))[0].high < _FOLLOWS:
+        gap, name, ids = best
+        figures = {"gap": gap.mean, "low": gap.low, "high": gap.high, "groups": gap.count}
+        yield finding("reward-ignores-answer", figures, ids, field=name)
+
+
+def _recorded_groups(evidence: Evidence) -> Iterator[list[tuple[TrainedRollout, RecordedRollout]]]:
+    for group in groups_of(_rewarded(evidence)).values():
+        yield evidence.recorded_of(group)
+
+
+def find_length(evidence: Evidence) -> Iterator[RunFinding]:
+    """A task reward that is one of the length of the last reply, whatever the task."""
+    recorded = [
+        (rollout, record.reply) for rollout, record in evidence.recorded_of(_rewarded(evidence)) if record.reply
+    ]
+    rewards, lengths = [_task(rollout) for rollout, _ in recorded], [len(reply) for _, reply in recorded]
+    at_length: dict[int, list[float]] = defaultdict(list)
+    for reward, length in zip(rewards, lengths, strict=True):
+        at_length[length].append(reward)
+    try:
+        follows = correlation(_ranks(rewards), _ranks(lengths))
+    except StatisticsError:  # fewer than two, or all alike
+        return
+    left = sum(len(group) * pvariance(group) for group in at_length.values()) / (len(rewards) * pvariance(rewards))
+    if len(rewards) >= 3 * _FEWEST and abs(follows) >= _BY_LENGTH and left <= _AT_LENGTH:
+        figures = {"correlation": follows, "variance_left": left, "rollouts": len(rewards)}
+        most = sorted((rollout for rollout, _ in recorded), key=_task, reverse=True)
+        yield finding("reward-follows-length", figures, (rollout.rollout_id for rollout in most))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    ranks: dict[float, list[int]] = defaultdict(list)
+    for rank, value in enumerate(sorted(values)):
+        ranks[value].append(rank)
+    return [fmean(ranks[value]) for value in values]
+
+
+def find_outliers(evidence: Evidence) -> Iterator[RunFinding]:
+    """A few task rewards beside which all others are the same."""
+    rollouts = sorted(_rewarded(evidence), key=_task)
+    if not (cut := len(rollouts) // 20):
+        return
+    low, high = _task(rollouts[cut]), _task(rollouts[-cut - 1])
+    far = _RANGE * (high - low)
+    ids = [rollout.rollout_id for rollout in rollouts if far and not low - far <= _task(rollout) <= high + far]
+    if ids:
+        figures = {"rollouts": len(rollouts), "outliers": len(ids), "low": low, "high": high}
+        yield finding("reward-outliers", {**figures, "least": _task(rollouts[0]), "most": _task(rollouts[-1])}, ids)
+
+
+def find_no_progress(evidence: Evidence) -> Iterator[RunFinding]:
+    """A task reward that is in the second half of the updates surely no better than in the first, and not at its best."""
+    lines = [(line.get("rewards") or {}).get(TASK) or {} for line in evidence.updates]
+    means = [line["mean"] for line in lines if line.get("mean") is not None]
+    rewards = [rollout.rewards[TASK] for rollout in (*evidence.early, *evidence.recent) if TASK in rollout.rewards]
+    if len(means) < _PATIENCE or not rewards:
+        return
+    first, last = mean_interval(means[: len(means) // 2]), mean_interval(means[len(means) // 2 :])
+    gain, spread = last.mean - first.mean, max(rewards) - min(rewards)
+    half = ((first.high - first.mean) ** 2 + (last.high - last.mean) ** 2) ** 0.5
+    if gain + half < _PROGRESS * spread and last.mean < max(rewards) - _PROGRESS * spread:
+        figures = {"updates": len(means), "first": first.mean, "last": last.mean, "range": spread}
+        yield finding("no-progress", {**figures, "gain_low": gain - half, "gain_high": gain + half})
+
+
 #: How many more rollouts with a violation, and rewarded repeats a rollout, are worth a finding.
 _MORE_VIOLATIONS: Final = 0.05
 _MORE_REPEATS: Final = 0.2
-#: Updates at either end that are averaged at most.
-_ENDS: Final = 10
 
 
-def find_entropy_collapse(evidence: Evidence) -> RunFinding | None:
-    """An entropy of all but zero, or of a tenth of what it was."""
-    if (ends := _ends(evidence.updates, "entropy")) is None or ends[1] >= max(_LEAST_ENTROPY, _ENTROPY_LEFT * ends[0]):
-        return None
-    return RunFinding(
-        "entropy-collapsed",
-        Severity.HIGH,
-        f"Entropy fell from {ends[0]:.3g} to {ends[1]:.3g} nats a token: rollouts of a task are all but the same.",
-        "Lower training.learning_rate, raise training.kl_coef, or take --algorithm dapo, whose clip leaves rare tokens room.",
-        {"first": ends[0], "last": ends[1]},
-    )
-
-
-def find_large_updates(evidence: Evidence) -> RunFinding | None:
-    """Updates after which the policy was another one: it moved by nats a token, or half of its tokens were clipped."""
-    large = [
-        line
-        for line in evidence.updates
-        if _number(line, "moved") > _MOVED or _number(line, "clip_fraction") > _CLIPPED
-    ]
-    if not large:
-        return None
-    worst = max(large, key=lambda line: (_number(line, "moved"), _number(line, "clip_fraction")))
-    figures = {name: _number(worst, name) for name in ("step", "moved", "clip_fraction", "learning_rate")}
-    return RunFinding(
-        "updates-too-large",
-        Severity.CRITICAL,
-        f"In {len(large)} of {len(evidence.updates)} updates the policy moved too far at once; in update {figures['step']:g} by"
-        f" {figures['moved']:.3g} nats a token, with {figures['clip_fraction']:.0%} of its tokens clipped.",
-        f"Lower training.learning_rate (it was {figures['learning_rate']:.3g}), and begin again or from an earlier checkpoint.",
-        {**figures, "updates": len(large)},
-    )
-
-
-def find_collapse(evidence: Evidence) -> RunFinding | None:
-    """A policy that has stopped trying: for several updates no group differs, at a return below an earlier one."""
-    lines = [line for line in evidence.updates if isinstance(line.get("groups_informative"), int)]
-    last = max((at for at, line in enumerate(lines) if line["groups_informative"]), default=None)
-    if last is None or len(lines) - last - 1 < _STUCK:
-        return None
-    before, after = (
-        [line["mean_return"] for line in part if isinstance(line.get("mean_return"), int | float)]
-        for part in (lines[: last + 1], lines[last + 1 :])
-    )
-    if not before or not after or fmean(after) >= max(before):
-        return None
-    stuck = len(lines) - last - 1
-    return RunFinding(
-        "policy-collapsed",
-        Severity.CRITICAL,
-        f"In the last {stuck} updates all rollouts of every task earned the same, and less ({fmean(after):.3g}) than in an"
-        f" earlier update ({max(before):.3g}): nothing can be learnt any more.",
-        "Go back to an earlier checkpoint (RUN/best), lower training.learning_rate, raise training.kl_coef.",
-        {"updates": stuck, "return": fmean(after), "best_return": max(before)},
-    )
-
-
-def _number(line: Mapping[str, Any], name: str) -> float:
-    value = line.get(name)
-    return float(value) if isinstance(value, int | float) else 0.0
-
-
-def find_kl(evidence: Evidence) -> RunFinding | None:
-    """A policy far from its reference, or updates that fail by ``max_kl``."""
-    failed = sum("max_kl" in str(line.get("error")) for line in evidence.failed)
-    first, last = _ends(evidence.updates, "kl") or (0.0, 0.0)
-    if last <= _MOST_KL and not failed:
-        return None
-    return RunFinding(
-        "kl-running-off",
-        Severity.HIGH,
-        f"The KL to the reference went from {first:.3g} to {last:.3g} nats a token"
-        + (f"; {failed} updates failed by max_kl." if failed else "."),
-        "Lower training.learning_rate, raise training.kl_coef, or go back to an earlier checkpoint.",
-        {"first": first, "last": last, "failed_updates": failed},
-    )
-
-
-def find_violations(evidence: Evidence) -> RunFinding | None:
-    """Executed violations that rise; critical when the task reward rises with them."""
-    return _rising(
-        evidence,
-        "violations-rising",
-        lambda record: record.violated,
-        _MORE_VIOLATIONS,
-        "Rollouts in which an act against the policy was executed rose from {first:.1%} to {last:.1%}",
-        "What is learnt is the violation. Enforce the policy (mode: enforce), charge for violations, and close the way"
-        " by which they earn the task reward.",
-    )
-
-
-def find_farming(evidence: Evidence) -> RunFinding | None:
-    """Tool rewards for repeating the same call that rise; critical when the task reward rises with them."""
-    return _rising(
-        evidence,
-        "tool-rewards-farmed",
-        lambda record: record.repeats,
-        _MORE_REPEATS,
-        "Rewarded repeats of the same tool call rose from {first:.2f} to {last:.2f} a rollout",
-        "Let AIR be taken back at the end of an attempt (the default), pay a repeated call nothing, or add a loop rule.",
-    )
-
-
-def _ends(updates: Sequence[Mapping[str, Any]], name: str) -> tuple[float, float] | None:
-    """The mean of a figure over the first and over the last quarter of the updates; None for fewer than two.
-
-    An update that had no row to learn from measured nothing.
-    """
-    values = [
-        float(line[name]) for line in updates if isinstance(line.get(name), int | float) and line.get("rows") != 0
-    ]
-    quarter = max(1, min(_ENDS, len(values) // 4))
-    return (fmean(values[:quarter]), fmean(values[-quarter:])) if len(values) > 1 else None
+def find_cheating(evidence: Evidence) -> Iterator[RunFinding]:
+    """Executed violations, and tool rewards for repeating the same call, that rise; critical when the task reward does too."""
+    yield from _rising(evidence, "violations-rising", lambda record: record.violated, _MORE_VIOLATIONS)
+    yield from _rising(evidence, "tool-rewards-farmed", lambda record: record.repeats, _MORE_REPEATS)
 
 
 def _rising(
-    evidence: Evidence, name: str, value: Callable[[RecordedRollout], float], least: float, sentence: str, advice: str
-) -> RunFinding | None:
-    """A finding about a value of recorded rollouts that rises by ``least`` or more; ``sentence`` is given its figures."""
+    evidence: Evidence, name: str, value: Callable[[RecordedRollout], float], least: float
+) -> Iterator[RunFinding]:
+    """A finding about a value of recorded rollouts that rises by ``least`` or more."""
     early, late = (evidence.recorded_of(rollouts) for rollouts in (evidence.early, evidence.late))
     first, last = (_mean([(rollout, value(record)) for rollout, record in recorded]) for recorded in (early, late))
     if not (last.low > first.high and last.mean - first.mean >= least):
-        return None
+        return
     task_first, task_last = (
         _mean([(rollout, rollout.rewards.get(TASK, 0.0)) for rollout, _ in recorded]) for recorded in (early, late)
     )
     rises = task_last.low > task_first.high
     figures = {"first": first.mean, "last": last.mean, "task_first": task_first.mean, "task_last": task_last.mean}
-    verb = "rose" if rises else "went"
-    return RunFinding(
-        name,
-        Severity.CRITICAL if rises else Severity.HIGH,
-        f"{sentence.format(**figures)}, while the task reward {verb} from {task_first.mean:.3g} to {task_last.mean:.3g}.",
-        advice,
-        {**figures, "task_rises": float(rises)},
-        named(rollout.rollout_id for rollout, record in late if value(record)),
-    )
+    ids = (rollout.rollout_id for rollout, record in late if value(record))
+    figures["task_rises"] = float(rises)
+    yield finding(name, figures, ids, critical=rises, verb="rose" if rises else "went")
 
 
 def _mean(values: Sequence[tuple[TrainedRollout, float]]) -> Estimate:
@@ -447,41 +292,13 @@ def _mean(values: Sequence[tuple[TrainedRollout, float]]) -> Estimate:
     return grouped_interval(groups)
 
 
-_CHECKS: Final[tuple[Callable[[Evidence], RunFinding | None], ...]] = (
-    find_violations,
-    find_farming,
-    find_large_updates,
-    find_collapse,
-    find_dull_reward,
-    find_air_alone,
-    find_truncated,
-    find_malformed,
-    find_entropy_collapse,
-    find_kl,
-    find_stale_weights,
-    find_other_weights,
-    find_drift,
-)
+_CHECKS: Final[tuple[Callable[[Evidence], Iterator[RunFinding]], ...]] = (
+    training_checks.find_endings, training_checks.find_shares, training_checks.find_equal_replies,
+    training_checks.find_other_weights, training_checks.find_far_policy, training_checks.find_large_updates,
+    training_checks.find_collapse, find_dull_reward, find_air_alone, find_overlap, find_leaks, find_noise,
+    find_ignored_answer, find_length, find_outliers, find_no_progress, find_cheating,
+)  # fmt: skip
 _SEVERITIES: Final = list(Severity)
-#: All findings, by the part of the evidence that they need; some need two.
-_NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "metrics": (
-            *_ENDINGS,
-            "updates-too-large",
-            "policy-collapsed",
-            "entropy-collapsed",
-            "kl-running-off",
-            "weights-stale",
-            "logprobs-differ",
-        ),
-        "kl": ("kl-running-off",),
-        "store": ("tool-calls-malformed", "retokenisation-drift", "violations-rising", "tool-rewards-farmed"),
-        "ends": ("violations-rising", "tool-rewards-farmed"),
-        "rollouts": ("replies-truncated",),
-        "reward": ("reward-constant", "reward-sparse", "groups-alike", "advantages-from-air-alone"),
-    }
-)
 
 
 def examine(place: str | Path) -> DiagnosisReport:
@@ -495,13 +312,14 @@ def examine(place: str | Path) -> DiagnosisReport:
 
 def examine_evidence(place: str, evidence: Evidence) -> DiagnosisReport:
     """As `examine`, of evidence at hand. Pure."""
-    findings = [*find_endings(evidence), *(finding for check in _CHECKS if (finding := check(evidence)) is not None)]
-    findings.sort(key=lambda finding: -_SEVERITIES.index(finding.severity))
+    findings = [named for check in _CHECKS for named in check(evidence)]
+    order = list(TEXTS.content["findings"])
+    findings.sort(key=lambda named: (-_SEVERITIES.index(named.severity), order.index(named.name)))
     rollouts = {rollout.rollout_id for rollout in (*evidence.early, *evidence.recent)}
-    names = {finding.name for finding in findings}
+    names = {named.name for named in findings}
     missing = {name: why for name, why in _not_examined(evidence).items() if name not in names}
-    checked = dict.fromkeys(name for names_of_need in _NEEDS.values() for name in names_of_need if name not in missing)
-    return DiagnosisReport(place, len(evidence.updates), len(rollouts), tuple(findings), tuple(checked), missing)
+    checked = tuple(name for name in order if name not in missing)
+    return DiagnosisReport(place, len(evidence.updates), len(rollouts), tuple(findings), checked, missing)
 
 
 def _not_examined(evidence: Evidence) -> dict[str, str]:
@@ -514,8 +332,10 @@ def _not_examined(evidence: Evidence) -> dict[str, str]:
         missing["kl"] = "no update has a KL to the reference (training.kl_coef is 0, or verl has the figure)"
     if not evidence.early:
         missing["ends"] = "the run is too short to compare its beginning with its end"
+    if evidence.overlap is None:
+        missing["tasks"] = "there is no data/train.jsonl in the folder of the run"
     if not evidence.recorded:
         missing["store"] = "no rollout that was trained on is in a trace store"
     if not any(TASK in rollout.rewards for rollout in evidence.recent):
         missing["reward"] = "no rollout has a reward of the dimension task"
-    return {name: why for need, why in missing.items() for name in _NEEDS[need]}
+    return {name: why for need, why in missing.items() for name in sorted(TEXTS.words("needs", need))}

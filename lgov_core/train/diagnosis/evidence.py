@@ -6,14 +6,17 @@ store at most 512 rollouts of either end. So time and memory do not grow with th
 
 from __future__ import annotations
 
+import math
+import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from lgov_core.errors import LgovError, TransitionError
+from lgov_core._util.json_text import canonical_json
+from lgov_core.errors import EndpointError, LgovError, TransitionError
 from lgov_core.store import TraceStore, open_store
 from lgov_core.trace import semconv
 from lgov_core.trace.canonical import written_calls
@@ -23,6 +26,8 @@ from lgov_core.transitions.build import CUT_OFF
 from lgov_core.transitions.tokens import find_drift
 from lgov_core.transitions.transition_set import INTERMEDIATE
 from lgov_core.types import BLOCKING, Attempt, CapturedCall, Point, Reward, Rollout, Span
+from lgov_core.wire.apis import BY_ROUTE
+from lgov_core.wire.turns import text_of
 
 #: The channel of the task's own reward.
 TASK = "task"
@@ -52,6 +57,10 @@ class RecordedRollout:
     Of ``tool_calls``, ``malformed`` could not be read or had arguments that the tool cannot take. ``drifted`` of its
     ``calls`` went on in other tokens. ``violated`` is true when an act that the policies object to was executed;
     ``repeats`` counts tool calls that were rewarded although an earlier one was the same.
+
+    Texts are `words`: ``hidden`` the fields of its task that its first prompt does not show, ``reply`` its last reply, and
+    ``lookups`` the results of its tool calls, by call. ``first_reply`` stands for the tokens of its first reply, which had
+    this ``chance`` by their log-probabilities, and ``conversation`` for those of its last call, prompt and reply.
     """
 
     calls: int
@@ -60,6 +69,17 @@ class RecordedRollout:
     drifted: int
     violated: bool
     repeats: int
+    hidden: Mapping[str, str] = field(default_factory=dict[str, str])
+    reply: str = ""
+    lookups: Mapping[str, str] = field(default_factory=dict[str, str])
+    first_reply: int = 0
+    chance: float = 1.0
+    conversation: int = 0
+
+    @property
+    def later_calls(self) -> int:
+        """Calls that go on from another."""
+        return max(self.calls - 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +88,8 @@ class Evidence:
 
     ``updates`` are the lines of ``metrics.jsonl`` about updates, ``failed`` those about updates that failed. ``early``
     and ``late`` are rollouts of the first and the last quarter, ``recent`` of the last updates; ``early`` is empty in a
-    run too short to compare. ``recorded`` has rollouts of these, by id; it is empty where there is no store.
+    run too short to compare. ``recorded`` has rollouts of these, by id; it is empty where there is no store. ``overlap``:
+    how many held-out tasks are trained on, of how many; None where the tasks are not known.
     """
 
     updates: Sequence[Mapping[str, Any]] = ()
@@ -77,6 +98,7 @@ class Evidence:
     late: Sequence[TrainedRollout] = ()
     recent: Sequence[TrainedRollout] = ()
     recorded: Mapping[str, RecordedRollout] = field(default_factory=dict[str, RecordedRollout])
+    overlap: tuple[int, int] | None = None
 
     def recorded_of(self, rollouts: Iterable[TrainedRollout]) -> list[tuple[TrainedRollout, RecordedRollout]]:
         """Those of ``rollouts`` that the store was read for."""
@@ -95,6 +117,10 @@ def groups_of(rollouts: Iterable[TrainedRollout]) -> dict[tuple[int, str], list[
 
 #: Outcomes of tool calls whose arguments, or whose tool, do not exist.
 _MALFORMED: Final = frozenset({"invalid_args", "unknown_tool"})
+
+#: The share of tasks that a text tells apart.
+_TELLING: Final = 0.9
+_WORD: Final = re.compile(r"\w+")
 
 _Row = TypeVar("_Row", CapturedCall, Reward, Span)
 
@@ -158,8 +184,38 @@ def recorded_rollouts(
             drifted=_drifted(own),
             violated=oracle.get(rollout.rollout_id, any(map(_let_pass, its_spans))),
             repeats=_repeats(its_spans, paid),
+            **_conversation(rollout, sorted(own, key=lambda call: (call.attempt or 1, call.started_at))),
         )
     return recorded
+
+
+def words(text: str) -> str:
+    """The words of a text in small letters, with a space around each: so that a text can be looked for in another."""
+    return f" {' '.join(_WORD.findall(text.casefold()))} "
+
+
+def _conversation(rollout: Rollout, calls: Sequence[CapturedCall]) -> dict[str, Any]:
+    """The fields of a `RecordedRollout` that are about the first and the last of its calls."""
+    try:
+        first, last = ([*BY_ROUTE[call.route].translate(call.request, ()).messages] for call in (calls[0], calls[-1]))
+        reply = BY_ROUTE[calls[-1].route].read_reply({"id": "", **calls[-1].response}).content
+    except (IndexError, KeyError, EndpointError):  # there is none, or of an API that is not known here
+        return {}
+    task: Any = rollout.input.get("task")
+    fields = {name: words(str(value)) for name, value in task.items()} if isinstance(task, Mapping) else {}
+    prompt = words(" ".join(text_of(message.get("content")) for message in first))
+    tool_calls = {call.get("id"): call["function"] for message in last for call in message.get("tool_calls") or ()}
+    results = [message for message in last if message.get("tool_call_id") in tool_calls]
+    return {
+        "hidden": {name: value for name, value in fields.items() if value.strip() and value not in prompt},
+        "reply": words(reply or ""),
+        "lookups": {
+            str(tool_calls[result["tool_call_id"]]): words(text_of(result.get("content"))) for result in results
+        },
+        "first_reply": hash(calls[0].response_ids),
+        "chance": math.exp(math.fsum(calls[0].logprobs or ())),
+        "conversation": hash((calls[-1].prompt_ids, calls[-1].response_ids)),
+    }
 
 
 def _by_rollout(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
@@ -220,6 +276,10 @@ def read_evidence(place: str) -> Evidence:
             return _of_store(store)
     if not any((folder / name).exists() for name in ("metrics.jsonl", "transitions", "store.sqlite")):
         raise LgovError(f"there is no run in {folder}", hint="name a folder with a metrics.jsonl, or a trace store")
+    return replace(_of_folder(folder), overlap=held_out_overlap(folder / "data"))
+
+
+def _of_folder(folder: Path) -> Evidence:
     lines = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
     file = folder / "store.sqlite"
     batches = {int(path.stem.removeprefix("step-")): path for path in (folder / "transitions").glob("step-*.json")}
@@ -336,3 +396,31 @@ def _violated(path: Path) -> dict[str, bool]:
         name = str(entry.get("rollout_id"))
         violated[name] = violated.get(name, False) or bool(entry.get("violated"))
     return violated
+
+
+def held_out_overlap(data: Path) -> tuple[int, int] | None:
+    """How many of the held-out tasks are trained on, of the tasks that a training server keeps in ``data``."""
+    if not (data / "train.jsonl").exists():
+        return None
+    train, test = (read_metrics(path) if path.exists() else [] for path in (data / "train.jsonl", data / "test.jsonl"))
+    return tasks_trained_on(train, test), len(test)
+
+
+def tasks_trained_on(train: Sequence[Mapping[str, Any]], test: Iterable[Mapping[str, Any]]) -> int:
+    """How many of the tasks in ``test`` are in ``train`` too: the same in all fields, or in a text that differs between
+    the tasks in ``train``, whatever their other fields (an id, a seed) are.
+    """
+    texts: dict[str, set[str]] = defaultdict(set)
+    for task in train:
+        for name, value in task.items():
+            texts[name].add(words(value) if isinstance(value, str) else "")
+    telling = {
+        name: values
+        for name, values in texts.items()
+        if len(values) >= _TELLING * len(train) and all(value.strip().count(" ") for value in values)
+    }
+    same = {canonical_json(task) for task in train}
+    return sum(
+        canonical_json(task) in same or any(words(str(task.get(name))) in values for name, values in telling.items())
+        for task in test
+    )

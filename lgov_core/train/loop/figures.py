@@ -148,36 +148,45 @@ def reply_warnings(
     return warnings
 
 
+#: How rollouts may end badly.
+_ENDINGS: Final = {
+    "no-model-call": "made no model call through resource.model_api, so nothing of them is trained on: give the agent's client"
+    " this base URL in every rollout",
+    "prompts-too-long": "sent a prompt that is longer than the model's context, which is reward 0: {error}",
+    "agents-raise": "ended with an exception of the agent, which is reward 0: {error}",
+    "rollouts-lost": "were lost: {error}",
+}
+
+
 def rollout_endings(
     results: Sequence[Attempt],
     transitions: Sequence[Transition],
     calls_of: Callable[[list[str]], Iterable[CapturedCall]],
 ) -> tuple[dict[str, int], dict[str, str]]:
-    """How many rollouts of an update ended badly, and a warning about each kind: ``no-model-call``, ``agents-raise``,
-    ``rollouts-lost``.
+    """How many rollouts of an update ended badly, and a warning about each kind: ``no-model-call``, ``prompts-too-long``,
+    ``agents-raise``, ``rollouts-lost``.
 
     ``calls_of`` reads the calls of rollouts; it is asked about those without a transition.
     """
+    from lgov_core.gateway.protocol import overflow_in
+
     total = counted(len(results), "rollout")
     used = {transition.rollout_id for transition in transitions}
     without = [result.rollout_id for result in results if result.trainable and result.rollout_id not in used]
     silent = set(without) - {call.rollout_id for call in (calls_of(without) if without else ())}
-    raised = [result for result in results if result.trainable and result.counts.get("raised")]
-    lost = [result for result in results if not result.trainable]
-    warnings: dict[str, str] = {}
-    if silent:
-        warnings["no-model-call"] = (
-            f"{len(silent)} of {total} made no model call through resource.model_api, so nothing of them is trained on: give"
-            " the agent's client this base URL in every rollout"
-        )
-    if raised:
-        warnings["agents-raise"] = (
-            f"{len(raised)} of {total} ended with an exception of the agent, which is reward 0: {_commonest(raised)}"
-        )
-    if lost:
-        warnings["rollouts-lost"] = f"{len(lost)} of {total} were lost: {_commonest(lost)}"
-    counts = {"no-model-call": len(silent), "agents-raise": len(raised), "rollouts-lost": len(lost)}
-    return {name: count for name, count in counts.items() if count}, warnings
+    failed = [result for result in results if result.trainable and result.counts.get("raised")]
+    too_long = [result for result in failed if overflow_in(result.error or "")]
+    endings = {
+        "no-model-call": [result for result in results if result.rollout_id in silent and result not in too_long],
+        "prompts-too-long": too_long,
+        "agents-raise": [result for result in failed if result not in too_long],
+        "rollouts-lost": [result for result in results if not result.trainable],
+    }
+    endings = {name: rollouts for name, rollouts in endings.items() if rollouts}
+    return {name: len(rollouts) for name, rollouts in endings.items()}, {
+        name: f"{len(rollouts)} of {total} {_ENDINGS[name].format(error=_commonest(rollouts))}"
+        for name, rollouts in endings.items()
+    }
 
 
 def _commonest(results: Sequence[Attempt]) -> str:

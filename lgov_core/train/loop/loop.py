@@ -249,6 +249,7 @@ class TrainingLoop:
         endings, warnings = rollout_endings(results, data.transitions, self.store.calls)
         warnings |= reply_warnings(data.transitions, self.store.calls)
         if unknown := data.counts().get(DataFinding.UNKNOWN_CHOICE, 0):
+            endings["unknown-choice"] = unknown
             warnings["unknown-choice"] = (
                 f"of {counted(unknown, 'reply', 'replies')} with several choices nothing says which one the agent went on with,"
                 " so the first is paid: ask for one (n=1), or name the choice in the reward"

@@ -255,7 +255,10 @@ class TrainingRun:
         with paused(self.engine) if self.pause_updates else contextlib.nullcontext():
             metrics = self.learner.update(rows, progress, version=known_version)
         took = {"update_s": round(time.monotonic() - began, 3), "weights_sha256": self._digest()}
-        self._line = {**record.figures, **asdict(metrics), **took}
+        before, self._line = self._line, {**record.figures, **asdict(metrics), **took}
+        if self._line.get("grad_norm") and before.get("weights_sha256") == took["weights_sha256"]:
+            frozen = "the update had a gradient and changed no weight: look at what the optimiser has, and at the learning rate"
+            self._line["warnings"] = {**self._line.get("warnings", {}), "weights-frozen": frozen}
         self.done, self._updating = record.step, False
         return metrics
 
