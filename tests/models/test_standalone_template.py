@@ -108,17 +108,18 @@ def as_openai(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @settings(deadline=None)  # a template is compiled when it is first used
-@given(st.sampled_from(sorted(MODELS)), conversations(), st.lists(tools(), max_size=3))
+@given(st.sampled_from(sorted(TEMPLATES)), conversations(), st.lists(tools(), max_size=4))
 def test_transformers_renders_the_prompt_of_the_endpoint(
-    key: tuple[str, str], messages: list[dict[str, Any]], offered: list[dict[str, Any]]
+    template: str, messages: list[dict[str, Any]], offered: list[dict[str, Any]]
 ) -> None:
-    ours = MODELS[key]
-    elsewhere = copy.copy(ours.tokenizer)
-    elsewhere.chat_template = ours.standalone_template()
-    rendered = elsewhere.apply_chat_template(
-        messages, tools=offered or None, tokenize=False, add_generation_prompt=True
-    )
-    assert rendered == ours.text.plain(ours.render_text(as_openai(messages), offered))
+    for name in TOOL_FORMATS:
+        ours = MODELS[template, name]
+        elsewhere = copy.copy(ours.tokenizer)
+        elsewhere.chat_template = ours.standalone_template()
+        rendered = elsewhere.apply_chat_template(
+            messages, tools=offered or None, tokenize=False, add_generation_prompt=True
+        )
+        assert rendered == ours.text.plain(ours.render_text(as_openai(messages), offered)), name
 
 
 @pytest.mark.parametrize("key", sorted(MODELS))

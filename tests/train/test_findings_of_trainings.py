@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,12 +37,14 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.store.close()
 
 
-def trained(bench: Bench, tasks: Sequence[dict[str, Any]], *, updates: int = 2, rate: float = 1e-4) -> set[str]:
+def trained(
+    bench: Bench, tasks: Sequence[dict[str, Any]], *, updates: int = 2, rate: float = 1e-4, max_kl: float = 1.0
+) -> set[str]:
     """The names of what is found in a training on the given tasks. An untrained model's replies reach any limit."""
     model = build_tiny(["hello"], seed=0, hidden=32, layers=2, heads=2, intermediate=64)
     policy = full_policy(model.module)
     engine = EmbeddedEngine(model, max_new_tokens=6, threads=1)
-    learner = PolicyUpdate(policy.module, UpdateConfig(learning_rate=rate, max_kl=1.0), reference=policy.reference)
+    learner = PolicyUpdate(policy.module, UpdateConfig(learning_rate=rate, max_kl=max_kl), reference=policy.reference)
     with EndpointServer([engine], bench.store) as endpoint, bench.collecting(Asker(), endpoint.url) as pool:
         loop = TrainingLoop(
             run_id="run",
@@ -79,3 +82,12 @@ def test_a_training_at_a_rate_that_is_far_too_high(bench: Bench) -> None:
     with pytest.raises(TrainError, match="more than max_kl 1"):  # an update whose groups are alike changes nothing
         trained(bench, [{"say": "hello"}] * 4, updates=20, rate=0.3)
     assert "kl-running-off" in {finding.name for finding in examine(bench.folder).findings}
+
+
+def test_an_update_that_moves_the_policy_too_far_is_said_in_its_line(bench: Bench) -> None:
+    found = trained(bench, [{"say": "hello"}] * 4, updates=3, rate=0.1, max_kl=1e6)
+    lines = [json.loads(line) for line in (bench.folder / "metrics.jsonl").read_text().splitlines()]
+    said = [line.get("warnings", {}).get("updates-too-large", "") for line in lines]
+    assert ["halved from now on" in warning for warning in said] == [line["moved"] > 0.5 for line in lines]
+    assert any(said)
+    assert "updates-too-large" in found

@@ -15,7 +15,7 @@ from tabular import BANDIT, LEFT, RIGHT, START, TWO_TURNS, Problem, Table  # noq
 
 from lgov_core.errors import SettingsError, TrainError, TransitionError  # noqa: E402
 from lgov_core.gateway.protocol import paused  # noqa: E402
-from lgov_core.train.algorithms.algorithms import UpdateConfig, algorithm  # noqa: E402
+from lgov_core.train.algorithms.algorithms import MOST_MOVED, UpdateConfig, algorithm  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
 from lgov_core.train.layout.layouts import PaddedRows  # noqa: E402
 from lgov_core.train.layout.rows import RowCall, TrainRow, make_rows  # noqa: E402
@@ -227,6 +227,18 @@ def test_a_policy_that_moved_far_enough_is_not_moved_on() -> None:
     assert free.steps == 20
     assert 0 < held.steps < 20
     assert held.moved > 0.05
+
+
+def test_an_update_that_moves_the_policy_too_far_halves_the_rate_of_the_next_also_after_a_resume() -> None:
+    far = replace(PLAIN, epochs=20, loss="cispo", clip_low=1.0, clip_high=9.0, learning_rate=1.0)
+    learner, resumed = PolicyUpdate(Table(), far), PolicyUpdate(Table(), far)
+    first = learner.update(ROWS)
+    assert first.moved > MOST_MOVED
+    assert first.learning_rate == 1.0
+    resumed.load_state_dict(learner.state_dict())
+    assert [each.update(ROWS).learning_rate for each in (learner, resumed)] == [0.5, 0.5]
+    calm = PolicyUpdate(Table(), replace(far, learning_rate=1e-3))
+    assert [calm.update(ROWS).learning_rate for _ in range(2)] == [1e-3, 1e-3]
 
 
 def test_bfloat16_passes_come_close_to_float32_and_leave_the_weights_what_they_are() -> None:

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from lgov_core.gateway.server import MountedApp
 
 
+#: How far one update may move a policy, in nats a token: after one that moves it further the learning rate is halved.
+MOST_MOVED: Final = 0.5
+
+
 @dataclass(frozen=True, slots=True)
 class UpdateConfig:
     """Settings of the update. The defaults held on every seed tried; docs/evidence/measurements.md has those that collapsed.
@@ -60,7 +64,8 @@ class UpdateConfig:
     make it than it was, at most ``importance_cap`` times (``correction`` ``always``: all tokens, ``never``: none). Tokens of
     weights more than ``drop_older_than`` versions old are left out (None: none are).
 
-    **Safety.** A KL to the reference above ``max_kl`` nats a token, on average, is an error before the step.
+    **Safety.** A KL to the reference above ``max_kl`` nats a token, on average, is an error before the step. Each update that
+    moves the policy by more than `MOST_MOVED` halves the learning rate of those after it.
 
     **Critic.** With ``critic`` a value head is trained beside the policy: ``value_clip`` bounds how far its values move in one
     update (None: not at all), ``value_rate`` is its learning rate, ``value_width`` the width of its hidden layer.

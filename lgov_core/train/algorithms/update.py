@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from lgov_core.errors import TrainError
-from lgov_core.train.algorithms.algorithms import UpdateConfig
+from lgov_core.train.algorithms.algorithms import MOST_MOVED, UpdateConfig
 from lgov_core.train.algorithms.losses import importance_weights, kl_to_reference, policy_loss, value_loss
 from lgov_core.train.algorithms.passes import (
     TokenColumns,
@@ -124,6 +124,7 @@ class PolicyUpdate:
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.device = self.parameters[0].device
         self.updates = 0
+        self.rate_left = 1.0  # of the learning rate, after updates that were too large
         self.head: ValueHead | None = None
         groups = [{"params": self.parameters, "lr": config.learning_rate, "weight_decay": config.weight_decay}]
         if config.critic:
@@ -166,7 +167,7 @@ class PolicyUpdate:
         if not kept:
             return UpdateMetrics(dropped_tokens=dropped)
         check_finite(kept)
-        rate = config.rate_at(self.updates)
+        rate = config.rate_at(self.updates) * self.rate_left
         for group, full in zip(self.optimizer.param_groups, (config.learning_rate, config.value_rate), strict=False):
             group["lr"] = full * rate
         try:
@@ -175,6 +176,8 @@ class PolicyUpdate:
         finally:
             self.optimizer.zero_grad(set_to_none=True)
         self.updates += 1
+        if metrics.moved > MOST_MOVED:
+            self.rate_left /= 2
         saved = sum(row.called for row in kept) - metrics.tokens_run
         return replace(
             metrics,
@@ -189,6 +192,7 @@ class PolicyUpdate:
         return {
             "optimizer": self.optimizer.state_dict(),
             "updates": self.updates,
+            "rate_left": self.rate_left,
             "order": self._order.get_state(),
             "head": None if self.head is None else self.head.state_dict(),
         }
@@ -202,7 +206,7 @@ class PolicyUpdate:
             if self.head is not None:
                 self.head.load_state_dict(dict(state["head"]))
             self._order.set_state(state["order"].cpu())
-            self.updates = int(state["updates"])
+            self.updates, self.rate_left = int(state["updates"]), float(state.get("rate_left", 1.0))
         except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             raise TrainError(
                 f"the optimiser's state does not fit: {error}", hint="it was saved by an update with other settings"

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 
 from lgov_core.errors import TrainError
 from lgov_core.gateway.protocol import EngineControl, paused
+from lgov_core.train.algorithms.algorithms import MOST_MOVED
 from lgov_core.train.layout.rows import TrainRow, make_rows
 from lgov_core.train.loop.checkpoint import (
     Checkpoint,
@@ -256,9 +257,17 @@ class TrainingRun:
             metrics = self.learner.update(rows, progress, version=known_version)
         took = {"update_s": round(time.monotonic() - began, 3), "weights_sha256": self._digest()}
         before, self._line = self._line, {**record.figures, **asdict(metrics), **took}
+        warnings = dict(self._line.get("warnings", {}))
         if self._line.get("grad_norm") and before.get("weights_sha256") == took["weights_sha256"]:
-            frozen = "the update had a gradient and changed no weight: look at what the optimiser has, and at the learning rate"
-            self._line["warnings"] = {**self._line.get("warnings", {}), "weights-frozen": frozen}
+            warnings["weights-frozen"] = (
+                "the update had a gradient and changed no weight: look at what the optimiser has, and at the learning rate"
+            )
+        if (moved := self._line.get("moved", 0.0)) > MOST_MOVED:
+            warnings["updates-too-large"] = (
+                f"the policy moved by {moved:.2g} nats a token, so the learning rate is halved from now on"
+            )
+        if warnings:
+            self._line["warnings"] = warnings
         self.done, self._updating = record.step, False
         return metrics
 
