@@ -232,6 +232,42 @@ def test_a_policy_that_waits_learns_that_its_time_is_over() -> None:
     assert not caller_gone().is_set()
 
 
+def test_a_policy_that_raises_a_timeout_error_of_its_own_was_not_late() -> None:
+    class GivesUp(BoundedPolicy):
+        name, bounded = "gives-up", False
+
+        def judge(self, action: Action) -> Decision:
+            raise TimeoutError
+
+    subject = Governor(GivesUp(), timeout_s=20)
+    for decision in both(subject, call()):
+        assert (decision.rule, decision.reason) == ("policy-error", "The policy gives-up raised TimeoutError.")
+    subject.close()
+
+
+def test_a_closed_governor_keeps_no_thread_and_waits_for_none_that_hangs() -> None:
+    class Waits(BoundedPolicy):
+        name, bounded = "waits", False
+
+        def judge(self, action: Action) -> Decision:
+            released.wait(20)
+            return self.allow()
+
+    released = threading.Event()
+    before = {thread for thread in threading.enumerate() if thread.name.startswith("lgov-policy")}
+    subject = Governor(Waits(), timeout_s=0.05)
+    assert subject.decide(call()).rule == "policy-timeout"
+    own = {thread for thread in threading.enumerate() if thread.name.startswith("lgov-policy")} - before
+    began = time.perf_counter()
+    subject.close()
+    assert time.perf_counter() - began < 10
+    released.set()
+    for thread in own:
+        thread.join(20)
+    assert len(own) == 1
+    assert not any(thread.is_alive() for thread in own)
+
+
 def test_a_coroutine_that_blocks_its_loop_is_late_too() -> None:
     class Blocks:
         @hookimpl
