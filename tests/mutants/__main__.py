@@ -50,6 +50,8 @@ TESTS = (
     "tests/instrumentation/test_governed_calls.py",
     "tests/instrumentation/test_live_span.py",
     "tests/instrumentation/test_tool_arguments.py",
+    "tests/instrumentation/test_tool_call.py",
+    "tests/types/test_actions.py",
     "tests/types/test_types.py",
     *(f"tests/policies/test_{name}.py" for name in ("policies_tool", "policies_set", "plugin_policies")),
     *(f"tests/audit/test_audit{name}.py" for name in ("", "_attacks", "_entry", "_forged", "_keys", "_record_file")),
@@ -71,6 +73,8 @@ PAGE = Path("docs/concepts/threat-model.md")
 _BEGIN, _END = "<!-- mutants: python -m tests.mutants --report --write -->\n", "<!-- the end of the mutants -->\n"
 #: The tests of a mutant are started for so many seconds of the run without one.
 _LONGEST_S = 10.0
+#: Loading a test file takes about so many seconds, and so many are loaded for a mutant that is read by import.
+_LOADING_S, _LOADED = 2.0, 3
 #: One run in so many is of the same tests without a mutant.
 _CONTROLLED = 25
 
@@ -210,13 +214,26 @@ class Measured:
         Likely are those with ``kills`` of others there, and those that run little but this file, and in it what few others run.
         """
         about = self._about(mutant.file)
-        tests = self.run_by(mutant) if in_place else list(about)
+        if not in_place:
+            return self._of_the_closest_files(about, without)
+        tests = self.run_by(mutant)
         cost = {
             test: (self.tests[test].seconds + 0.005) / (1 + kills.get(test, 0)) for test in tests if test not in without
         }
         fast = sorted(cost, key=lambda test: cost[test])
         close = sorted(cost, key=lambda test: cost[test] / about[test])
-        return [*dict.fromkeys(test for test in (*self._first(close), *self._first(fast)))]
+        return list(dict.fromkeys((*self._first(close), *self._first(fast))))
+
+    def _of_the_closest_files(self, about: Mapping[str, float], without: Iterable[str]) -> list[str]:
+        """The tests of the files that say most of a mutated file in the time that they take: each is loaded anew."""
+        gain: defaultdict[str, float] = defaultdict(float)
+        seconds: defaultdict[str, float] = defaultdict(lambda: _LOADING_S)
+        for test, weight in about.items():
+            test_file = test.partition("::")[0]
+            gain[test_file] += weight
+            seconds[test_file] += self.tests[test].seconds
+        files = sorted(gain, key=lambda test_file: seconds[test_file] / gain[test_file])[:_LOADED]
+        return [test for file in files for test in about if test.startswith(f"{file}::") and test not in without]
 
     def _about(self, file: str) -> dict[str, float]:
         if file not in self._weights:

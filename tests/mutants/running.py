@@ -41,7 +41,7 @@ Work: TypeAlias = Callable[[Callable[[str], object]], int]
 #: A test has hung after so many seconds, and so many times what it takes without a mutant.
 _LIMIT_S, _SLOWER = 30.0, 8.0
 #: So many forks run at once: most of their time tests wait.
-_AT_ONCE = 3
+_AT_ONCE = 4
 _ARGUMENTS = (
     "-q",
     "-s",
