@@ -11,7 +11,7 @@ returns something that is not a `Decision`, or exceeds the governor's timeout co
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -21,13 +21,11 @@ if TYPE_CHECKING:
     from lgov_core.types import (
         Action,
         Adapter,
-        CreditRules,
         Decision,
         PolicyFactory,
         Reward,
         Span,
         ToolOutcome,
-        Transition,
     )
 
 PROJECT = "lgov"
@@ -223,18 +221,20 @@ def lgov_observe(event: Any) -> None:
     """
 
 
-@hookspec(firstresult=True)
-def lgov_assign_credit(
-    scheme: str, rollouts: Sequence[Sequence[Transition]], rules: CreditRules
-) -> Sequence[Sequence[float | Sequence[float]]] | None:
-    """Computes the advantages of one group of rollouts by a scheme of the plugin's own.
+@hookspec
+def lgov_training() -> Mapping[str, Mapping[str, Callable[..., Any]]]:  # type: ignore[empty-body]
+    """Names losses, credit schemes, samplers of tasks and callbacks that ``config.yaml`` may use besides the built-in ones.
 
-    When: credit is assigned and `CreditRules.scheme` is not a built-in scheme.
-    Gets: ``scheme``, that name; ``rollouts``, the transitions of each rollout of one task in the order of turns, without
-        the choices that the attempt set aside; ``rules``.
-    Returns: for each rollout and turn the advantage, one number or one for each response token; None for a scheme of
-        another plugin. The first answer counts. lgov applies the masks, and the loss weights of ``rules``.
-    If it raises: no credit is assigned, and the error names the plugin (fails closed). The same for lengths that do not
-        match and numbers that are not finite.
-    Cost: no action waits for it.
+    When: the section ``training`` is read, and the training begins. Plugins found by their entry point are asked, and files in
+        ``training.plugins``.
+    Gets: nothing.
+    Returns: ``{"loss": {name: class}, "scheme": ..., "sampler": ..., "callback": ...}``. The class, or function, is called
+        with the options of ``config.yaml``, checked by the types of its parameters. What it returns is called: a loss with
+        ``logprobs, old, advantages, sequences``, and gives a `PolicyLoss`; a scheme with the rollouts of a task and the
+        `CreditRules`, and gives for each rollout and turn the advantage, one number or one for each response token; a sampler
+        with a `NextUpdate`, and gives numbers of tasks; a callback with each line of ``metrics.jsonl`` once that is written.
+    If it raises: the settings are refused; so are a name that is taken and an unknown option. A loss, scheme or sampler that
+        raises, or gives what does not fit, ends the training with an error that names it. A callback that raises is warned
+        of and counted, and the training goes on.
+    Cost: the training waits for each.
     """

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
-from typing import Any
+from pathlib import Path
+from typing import Any, cast, get_type_hints
 
 import pluggy
 
 from lgov_core import hookspecs
-from lgov_core.errors import PluginError
+from lgov_core._util.schema import Mistake, checked
+from lgov_core.errors import PluginError, SettingsError, TrainError, suggest_name
 
 #: Adapters that ship with lgov. Names, not entry points: an entry point whose framework is missing would make the whole
 #: group fail to load, while these modules import no framework until they are instrumented.
@@ -88,6 +92,75 @@ def _register(manager: pluggy.PluginManager, plugin: Any, name: str | None) -> N
             hint="pass an object or a module with hooks (lgov_core.hookspecs), or a policy",
         )
     manager.register(PolicyPlugin(plugin), name=name)
+
+
+def load_plugin_file(path: Path) -> Any:
+    """The module in the file ``path``, which is its name too; it runs once. Raises `PluginError`."""
+    if (loaded := sys.modules.get(str(path))) is not None:
+        return loaded
+    spec = importlib.util.spec_from_file_location(str(path), path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise PluginError(f"there is no plugin file {path}", hint="name a Python file (.py) with hooks")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[spec.name]
+        raise PluginError(f"plugin {path} could not be loaded: {type(error).__name__}: {error}") from error
+    return module
+
+
+def named_by_plugins(
+    hook: str, own: Mapping[str, Container[str]], plugins: Iterable[Any] = ()
+) -> Mapping[str, Mapping[str, tuple[str, Callable[..., Any]]]]:
+    """The classes or functions that installed plugins and ``plugins`` name in ``hook``, each with its plugin, by kind and name.
+
+    ``own`` are lgov's own names of each kind; where there is one kind the hook gives its names alone. Raises `PluginError`.
+    """
+    named: dict[str, dict[str, tuple[str, Callable[..., Any]]]] = {kind: {} for kind in own}
+    for impl in reversed(getattr(make_plugin_manager(plugins, builtin=()).hook, hook).get_hookimpls()):
+        plugin = f"plugin {impl.plugin_name}"
+        try:
+            names: Any = impl.function()
+            by_kind: Any = names if len(own) > 1 else dict.fromkeys(own, names)
+            triples = [(kind, *pair) for kind, names in by_kind.items() for pair in names.items()]
+        except Exception as error:
+            problem = f"{hook} gives no names: {type(error).__name__}: {error}"
+            raise PluginError(f"{plugin}: {problem}", hint="repair or uninstall it") from error
+        for kind, name, factory in triples:
+            if kind not in own or not isinstance(name, str) or not callable(factory):
+                hint = f"there are {', '.join(own)}, and names are text"
+                raise PluginError(f"{plugin}: {name!r}: {factory!r} is not a {kind} by name", hint=hint)
+            if name in own[kind] or name in named[kind]:
+                raise PluginError(f"{plugin}: there is a {kind} {name!r} already", hint="rename or uninstall one")
+            named[kind][name] = (plugin, factory)
+    return named
+
+
+def make_part(name: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
+    """Makes a part of a training with ``options``, the fields of ``factory``, checked by their types. Raises `SettingsError`.
+
+    What it raises when it is called becomes a `TrainError` with the ``name``, but where memory does not suffice.
+    """
+    fields = get_type_hints(factory)
+    for option in options.keys() - fields:
+        raise SettingsError(f"{name} has no option {option}", hint=suggest_name(option, fields, "it has none"))
+    try:
+        part: Any = checked(options, cast("type[Any]", factory), strict=False)
+    except Mistake as mistake:
+        option = f": {mistake.path[0]} must be " if mistake.path else ": "
+        raise SettingsError(f"{name}{option}{mistake.expected}") from None
+
+    def call(*arguments: Any) -> Any:
+        try:
+            return part(*arguments)
+        except Exception as error:
+            if isinstance(error, MemoryError) or "out of memory" in str(error):
+                raise
+            raise TrainError(f"{name} raised {type(error).__name__}: {error}") from error
+
+    call.__name__ = name
+    return call
 
 
 class PolicyPlugin:

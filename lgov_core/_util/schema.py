@@ -82,7 +82,7 @@ def _description(schema: Any, path: tuple[str | int, ...]) -> str | None:
                 types = [item for item in kind.types if not isinstance(item, inspect.NoneType)]
                 described = next((item for item in types if isinstance(item, inspect.Metadata)), None)
                 kind, several = described or types[0], described is None and len(types) > 1
-        if isinstance(kind, inspect.StructType) and isinstance(step, str):
+        if isinstance(kind, inspect.StructType | inspect.DataclassType) and isinstance(step, str):
             kind = next((item.type for item in kind.fields if item.encode_name == step), None)
         elif step is not None:
             kind = getattr(kind, "value_type" if step == "..." else "item_type", None)

@@ -60,7 +60,9 @@ class TrainResult:
         parts = [counted(self.updates, "update")]
         for what, figures in (("training", curves), ("held-out", tests)):
             if rewards := [reward for reward in figures.get("reward", ()) if math.isfinite(reward)]:
-                parts.append(f"{what} reward {rewards[0]:.3f} -> {rewards[-1]:.3f}")
+                half = figures.get("reward_half_width", [math.nan])[-1]
+                interval = f" ± {half:.3f}" if math.isfinite(half) else " (too few tasks for an interval)"
+                parts.append(f"{what} reward {rewards[0]:.3f} -> {rewards[-1]:.3f}{interval}")
         return ", ".join(parts)
 
 

@@ -248,7 +248,7 @@ def _write(report: dict[str, Any]) -> None:
 def _numbers(estimate: dict[str, Any]) -> tuple[str, str, str]:
     if estimate["mean"] is None:
         return "", "", "0"
-    interval = "" if estimate["low"] is None else f"{estimate['low']:.3f} to {estimate['high']:.3f}"
+    interval = "too few to say" if estimate["low"] is None else f"{estimate['low']:.3f} to {estimate['high']:.3f}"
     return f"{estimate['mean']:.3f}", interval, str(estimate["count"])
 
 

@@ -30,7 +30,7 @@ from lgov_core.commands.options import (
 from lgov_core.commands.traces import mounted_window, say_on_stderr
 from lgov_core.errors import SettingsError
 from lgov_core.models.load import wait_without_spinning
-from lgov_core.train.settings import TrainSettings, load_train_settings
+from lgov_core.train.settings import TrainingJob, TrainSettings, load_train_settings
 
 #: Where ``--serve`` listens unless it says otherwise.
 _ADDRESS = "127.0.0.1:8000"
@@ -163,7 +163,7 @@ def _train(
 ) -> tuple[Mapping[str, Any], str]:
     """Trains in this process; returns the report as JSON values and as text."""
     wait_without_spinning()
-    from lgov_core.train.algorithms.algorithms import REINFORCEMENT, TrainingJob, algorithm_name, find_run
+    from lgov_core.train.algorithms.algorithms import REINFORCEMENT, algorithm_name, find_run
     from lgov_core.train.loop.figures import time_spent
     from lgov_core.train.loop.run_files import read_metrics
 

@@ -305,14 +305,18 @@ def _records(source: str, rollouts: Sequence[str]) -> Records:
 
 def _rules(credit: str, discount: float, caps: Sequence[str]) -> CreditRules:
     """The credit rules. Raises `click.UsageError` for an unknown scheme."""
+    from lgov_core.plugins import make_part, named_by_plugins
+    from lgov_core.train.algorithms.algorithms import KINDS
     from lgov_core.transitions import CreditRules
-    from lgov_core.transitions.schemes import check_known
+    from lgov_core.transitions.schemes import SCHEMES, check_known
 
     bounds = {name: _cap(name, bound) for name, bound in (pair(text, "DIMENSION=NUMBER") for text in caps)}
     try:
-        rules = CreditRules(scheme=credit, discount=discount, air_cap=None, caps=bounds)
+        own = {} if credit in SCHEMES else named_by_plugins("lgov_training", KINDS)["scheme"]
+        scheme = make_part(credit, own[credit][1], {}) if credit in own else credit
+        rules = CreditRules(scheme=scheme, discount=discount, air_cap=None, caps=bounds)
         if credit != "none":
-            check_known(rules, None)
+            check_known(rules)
     except TransitionError as error:
         raise click.UsageError(str(error)) from error
     return rules

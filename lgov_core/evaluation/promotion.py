@@ -127,8 +127,8 @@ def objections(trained: TrainedModel, report: Mapping[str, Any] | None, channel:
     if gap is None:
         reasons.append(f"the evaluation does not compare {channel!r} with the initial model (lgov models eval --start)")
     elif gap["low"] is None or not gap["low"] >= 0:
-        low, high = (bound if bound is None else f"{bound:+.3f}" for bound in (gap["low"], gap["high"]))
-        reasons.append(f"it may be worse: the interval of the difference in {channel!r} is {low} to {high}")
+        interval = "too few tasks to say" if gap["low"] is None else f"{gap['low']:+.3f} to {gap['high']:+.3f}"
+        reasons.append(f"it may be worse: the interval of the difference in {channel!r} is {interval}")
     rates = [measurement.get("violation_rate", {}).get("mean") for measurement in (report, report.get("start", {}))]
     if None not in rates and rates[0] > rates[1]:
         reasons.append(f"violations were attempted in {rates[0]:.1%} of rollouts, {rates[1]:.1%} before")

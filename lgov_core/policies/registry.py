@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, cast
+from typing import Final, cast
 
-from lgov_core.errors import PluginError
-from lgov_core.plugins import make_plugin_manager
+from lgov_core.plugins import named_by_plugins
 from lgov_core.policies.approvals.policy import ApprovalPolicy
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.budgets.cost import CostControlPolicy
@@ -131,22 +130,7 @@ def available_policies() -> Mapping[str, PolicyFactory]:
     Raises `PluginError` when a plugin cannot be loaded, gives something else than factories by name, or a name that is
     taken: it would be unclear which of the two policies judges.
     """
-    manager = make_plugin_manager(builtin=())
-    further: dict[str, PolicyFactory] = {}
-    for impl in reversed(manager.hook.lgov_policies.get_hookimpls()):
-        try:
-            offered: dict[Any, Any] = dict(cast(Any, impl.function)())
-        except Exception as error:
-            raise PluginError(
-                f"plugin {impl.plugin_name} does not give its policies: {type(error).__name__}: {error}",
-                hint="repair or uninstall it",
-            ) from error
-        for name, factory in offered.items():
-            if not isinstance(name, str) or not callable(factory):
-                raise PluginError(f"plugin {impl.plugin_name}: {name!r}: {factory!r} is not a policy by name")
-            if name in BUILTIN_POLICIES or name in further:
-                raise PluginError(
-                    f"plugin {impl.plugin_name}: there is a policy {name!r} already", hint="rename or uninstall one"
-                )
-            further[name] = cast(PolicyFactory, factory)
-    return {**BUILTIN_POLICIES, **further} if further else BUILTIN_POLICIES
+    named = named_by_plugins("lgov_policies", {"policy": BUILTIN_POLICIES})["policy"]
+    return (
+        {**BUILTIN_POLICIES, **{name: factory for name, (_, factory) in named.items()}} if named else BUILTIN_POLICIES
+    )

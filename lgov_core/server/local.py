@@ -26,9 +26,9 @@ from lgov_core.server.coordinator import Failures, KeyInPath, model_path, take_f
 from lgov_core.server.recipe import agent_name_of, client_options, task_file
 from lgov_core.server.training import ServerOptions, TrainingServer
 from lgov_core.store import TraceStore, open_store
-from lgov_core.train.algorithms.algorithms import Algorithm, TrainingJob
+from lgov_core.train.algorithms.algorithms import Algorithm
 from lgov_core.train.loop.run_files import read_metrics
-from lgov_core.train.settings import TrainSettings
+from lgov_core.train.settings import TrainingJob, TrainSettings
 from lgov_core.types import Rollout
 
 

@@ -24,10 +24,9 @@ from lgov_core.gateway.protocol import Engine
 from lgov_core.governance import Governance
 from lgov_core.server.local import LocalRollouts, RolloutPlan, open_rollouts
 from lgov_core.server.recipe import agent_name_of, device_for, load, task_file
-from lgov_core.train.algorithms.algorithms import TrainingJob
 from lgov_core.train.prompt_search import PromptCase, PromptSearch, PromptVersion, Scored
 from lgov_core.train.sections import PromptSection
-from lgov_core.train.settings import TrainSettings
+from lgov_core.train.settings import TrainingJob, TrainSettings
 from lgov_core.transitions.calls import RecordedConversations
 from lgov_core.types import Rollout, new_id
 

@@ -15,10 +15,10 @@ from lgov_core.models.load import SMALL, dtype_for, pinned
 from lgov_core.train.algorithms.algorithms import (
     OTHERS,
     Algorithm,
-    TrainingJob,
     UpdateConfig,
     algorithm,
     algorithm_name,
+    read_parts,
 )
 from lgov_core.train.algorithms.update import PolicyUpdate
 from lgov_core.train.engines.vllm_engine import PolicyEngine, open_vllm
@@ -27,7 +27,7 @@ from lgov_core.train.loop.policy_model import PolicyModel, adapter_policy, full_
 from lgov_core.train.loop.several_policies import JointControl, JointUpdate, joint_policy
 from lgov_core.train.loop.training_run import Learner
 from lgov_core.train.sections import VllmSection
-from lgov_core.train.settings import TrainSettings
+from lgov_core.train.settings import TrainingJob, TrainSettings
 
 #: The rank of adapters unless the settings say otherwise.
 RANK = 16
@@ -139,7 +139,7 @@ def algorithm_for(settings: TrainSettings) -> Algorithm:
         "precision": "bfloat16" if settings.model.dtype == "bfloat16" else "float32",
     }
     chosen = {key: value for key, value in chosen.items() if value is not None}
-    return algorithm(name, seed=training.seed, **chosen)
+    return algorithm(name, seed=training.seed, **chosen, **read_parts(training)[0])
 
 
 def extra_groups_for(settings: TrainSettings, chosen: Algorithm) -> int:

@@ -9,9 +9,10 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from lgov_core._util.files import HeldByAnother, atomic_write, hold
@@ -29,13 +30,14 @@ class RunStart:
     """``id`` names the run's rollouts in the store, so that a later process finds them. The others are None until `begin`.
 
     ``model`` is the model's name (``NAME@VERSION`` for a promoted one), ``dtype`` what it is computed in,
-    ``weights_sha256`` the `weights_digest` of its weights.
+    ``weights_sha256`` the `weights_digest` of its weights, ``learns`` the settings that say how the model learns.
     """
 
     id: str
     model: str | None = None
     dtype: str | None = None
     weights_sha256: str | None = None
+    learns: Mapping[str, Any] | None = None
 
 
 def read_start(folder: Path) -> RunStart:
@@ -50,14 +52,21 @@ def read_start(folder: Path) -> RunStart:
         raise TrainError(f"{path} cannot be read: {error}", hint="restore it, or begin in another folder") from error
 
 
-def begin(folder: Path, start: RunStart, *, model: str, dtype: str, weights_sha256: str, resume: bool) -> None:
-    """Writes ``server.json``. Raises `TrainError` when a run is resumed with other weights than it began with."""
-    if resume and start.weights_sha256 not in (None, weights_sha256):
+def begin(folder: Path, start: RunStart, now: RunStart, *, resume: bool) -> None:
+    """Writes ``server.json``. Raises `TrainError` when a run is resumed with other weights than it began with, or would learn
+    in another way.
+    """
+    if resume and start.weights_sha256 not in (None, now.weights_sha256):
         raise TrainError(
-            f"the run in {folder} began with {start.model} in {start.dtype}, and {model} in {dtype} has other weights",
+            f"the run in {folder} began with {start.model} in {start.dtype}, and {now.model} in {now.dtype} has other weights",
             hint=f"continue with --model {start.model} --dtype {start.dtype}",
         )
-    now = replace(start, model=model, dtype=dtype, weights_sha256=weights_sha256)
+    for key, before in (start.learns or {}).items() if resume else ():
+        if (value := (now.learns or {}).get(key)) != before:
+            raise TrainError(
+                f"training.{key} is {value!r}, and the run in {folder} began with {before!r}",
+                hint="continue with what it began with, or choose another --folder",
+            )
     atomic_write(_start_file(folder), json.dumps(asdict(now)).encode())
 
 
@@ -258,25 +267,54 @@ def updates_of(tasks: Tasks, size: int) -> int:
     return math.ceil(len(tasks) / size)
 
 
-def batch_of(tasks: Tasks, size: int, step: int, seed: str, settled: Collection[str] = ()) -> list[RolloutTask]:
-    """The tasks of update ``step`` (from 0): each pass goes over all of them in an order of its own.
+@dataclass(frozen=True, slots=True)
+class NextUpdate:
+    """The update for which a sampler chooses from ``tasks``: it returns the numbers of 1 to ``size`` of them, none twice.
 
-    One that is ``settled`` keeps one turn in four, and gives the others to tasks that are not, if there are enough.
+    ``step`` (from 0) counts the run's updates, ``seed`` is the run's. ``results`` are of the updates before, oldest first:
+    for each task by its number what each of its rollouts earned, by channel. With ``max_staleness`` N the last N updates are
+    not known yet. The same update must get the same tasks: a resumed run asks again.
     """
-    per_epoch = updates_of(tasks, size)
-    order = list(range(len(tasks)))
-    random.Random(f"{seed}/{step // per_epoch}").shuffle(order)
-    start = step % per_epoch * size
-    batch = [numbered("train", number, tasks[number]) for number in order[start : start + size]]
-    if not settled:
-        return batch
-    others = [task for task in (numbered("train", *pair) for pair in enumerate(tasks)) if task.task_id not in settled]
-    chance = random.Random(f"{seed}/{step}/settled")
-    for at, task in enumerate(batch):
-        if task.task_id in settled and chance.random() >= _KEPT:
-            drawn = chance.sample(others, min(len(others), size))  # one of so many is not in the batch, if any is
-            batch[at] = next((other for other in drawn if other not in batch), task)
+
+    tasks: Tasks
+    size: int
+    step: int
+    seed: str
+    results: Sequence[Mapping[int, Sequence[Mapping[str, float]]]] = ()
+
+
+def in_turn(update: NextUpdate) -> list[int]:
+    """Each pass goes over all tasks in an order of its own."""
+    per_epoch = updates_of(update.tasks, update.size)
+    order = list(range(len(update.tasks)))
+    random.Random(f"{update.seed}/{update.step // per_epoch}").shuffle(order)
+    start = update.step % per_epoch * update.size
+    return order[start : start + update.size]
+
+
+def curriculum(update: NextUpdate) -> list[int]:
+    """As `in_turn`, but a settled task keeps one turn in four, and gives the others to tasks that are not, if there are any."""
+    batch, settled = in_turn(update), settled_tasks(update.results)
+    others = [number for number in range(len(update.tasks)) if number not in settled]
+    chance = random.Random(f"{update.seed}/{update.step}/settled")
+    for at, number in enumerate(batch):
+        if number in settled and chance.random() >= _KEPT:
+            drawn = chance.sample(others, min(len(others), update.size))  # one of so many is not in the batch, if any
+            batch[at] = next((other for other in drawn if other not in batch), number)
     return batch
+
+
+#: lgov's own samplers by name.
+SAMPLERS: Final = MappingProxyType({"in_turn": in_turn, "curriculum": curriculum})
+
+
+def batch_of(update: NextUpdate, sampler: Callable[[NextUpdate], Sequence[Any]] = in_turn) -> list[RolloutTask]:
+    """The tasks that ``sampler`` chooses. Raises `TrainError` for what it must not choose."""
+    chosen, count = list(sampler(update)), len(update.tasks)
+    if not (0 < len({*range(count)} & {*chosen}) == len(chosen) <= update.size):
+        what = f"1 to {update.size} different numbers below {count}"
+        raise TrainError(f"{sampler.__name__} chose {chosen!r:.200} for update {update.step + 1}, not {what}")
+    return [numbered("train", number, update.tasks[number]) for number in chosen]
 
 
 def further_of(tasks: Tasks, batch: Sequence[RolloutTask], step: int, seed: str, most: int) -> list[RolloutTask]:
@@ -293,11 +331,8 @@ def further_of(tasks: Tasks, batch: Sequence[RolloutTask], step: int, seed: str,
     return [task for task in candidates if task.task_id not in taken][:most]
 
 
-def common_rewards(results: Iterable[Attempt], rewards: Iterable[Reward]) -> dict[str, dict[str, float] | None]:
-    """Of each task what all its rollouts earned alike, by channel, without AIR; None where they differ: for `settled_tasks`.
-
-    Only attempts count that can be trained on, and tasks with two of them.
-    """
+def task_rewards(results: Iterable[Attempt], rewards: Iterable[Reward]) -> dict[str, list[dict[str, float]]]:
+    """Of each task what each rollout earned, by channel, without AIR; only of attempts that can be trained on."""
     earned: defaultdict[tuple[str | None, int | None], defaultdict[str, float]] = defaultdict(
         lambda: defaultdict(float)
     )
@@ -309,23 +344,22 @@ def common_rewards(results: Iterable[Attempt], rewards: Iterable[Reward]) -> dic
         if result.trainable:
             mine = earned[result.rollout_id, result.attempt]
             groups[result.task_id].append({name: round(value, _DECIMALS) for name, value in sorted(mine.items())})
-    return {
-        task: totals[0] if all(total == totals[0] for total in totals) else None
-        for task, totals in groups.items()
-        if len(totals) > 1
-    }
+    return dict(groups)
 
 
-def settled_tasks(lines: Iterable[Mapping[str, Any]]) -> frozenset[str]:
-    """The tasks whose rollouts all earned the same the last two times that they were drawn, by what `common_rewards` gave.
+def earlier_results(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[int, Sequence[Mapping[str, float]]]]:
+    """The results of `NextUpdate`, from lines of ``metrics.jsonl`` with what `task_rewards` gave."""
+    merged = ({**(line.get("further") or {}).get("task_rewards", {}), **line.get("task_rewards", {})} for line in lines)
+    return [{int(task.removeprefix("train-")): earned for task, earned in update.items()} for update in merged]
 
-    ``lines`` are those of ``metrics.jsonl``, in order.
-    """
-    times: defaultdict[str, list[Any]] = defaultdict(list)
-    for line in lines:
-        for by_task in (line.get("common_rewards") or {}, (line.get("further") or {}).get("common_rewards") or {}):
-            for task, earned in by_task.items():
-                times[task].append(earned)
+
+def settled_tasks(results: Iterable[Mapping[int, Sequence[Mapping[str, float]]]]) -> frozenset[int]:
+    """The tasks whose rollouts all earned the same the last two times that they were drawn, two rollouts or more each time."""
+    times: defaultdict[int, list[Any]] = defaultdict(list)
+    for update in results:
+        for task, earned in update.items():
+            if len(earned) > 1:
+                times[task].append(earned[0] if all(each == earned[0] for each in earned) else None)
     return frozenset(
         task for task, last in times.items() if last[-1] is not None and last[-_TIMES:] == [last[-1]] * _TIMES
     )

@@ -18,9 +18,10 @@ from lgov_core.errors import SettingsError, TrainError
 from lgov_core.models import LanguageModel
 from lgov_core.server.recipe import device_for, load, policy_for, with_exact_model
 from lgov_core.store import open_store
-from lgov_core.train.algorithms.algorithms import SupervisedConfig, TrainingJob
+from lgov_core.train.algorithms.algorithms import SupervisedConfig
 from lgov_core.train.algorithms.supervised import Imitated, choose, imitation_rows, mean_loss, supervised
 from lgov_core.train.layout.rows import TrainRow
+from lgov_core.train.settings import TrainingJob
 from lgov_core.transitions import Selection, make_transitions, read_store
 from lgov_core.transitions.messages import Keep, denied_attempts
 from lgov_core.types import Outcome

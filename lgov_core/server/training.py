@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Generator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
+from msgspec import to_builtins
+
+from lgov_core._util.json_text import finite
 from lgov_core.audit import default_signer
 from lgov_core.errors import LgovError, SettingsError, TrainError, counted
 from lgov_core.gateway.access import KeyRing
@@ -31,24 +34,29 @@ from lgov_core.server.recipe import (
 )
 from lgov_core.server.routes import train_routes
 from lgov_core.server.run_state import (
+    SAMPLERS,
+    NextUpdate,
+    RunStart,
     RunState,
     batch_of,
     begin,
-    common_rewards,
+    earlier_results,
     further_of,
+    in_turn,
     numbered,
     only_trainer,
     read_start,
-    settled_tasks,
+    task_rewards,
     updates_of,
 )
 from lgov_core.store import RolloutConfig, RolloutQueue, open_store
-from lgov_core.train.algorithms.algorithms import Algorithm
+from lgov_core.train.algorithms.algorithms import Algorithm, algorithm_name, read_parts
 from lgov_core.train.diagnosis.evidence import held_out_overlap
 from lgov_core.train.loop.collecting import UsableSteps
 from lgov_core.train.loop.figures import earned_figures
 from lgov_core.train.loop.lineage import Facts, Lineage, policy_facts, weights_digest
 from lgov_core.train.loop.loop import RolloutTask, TrainingLoop
+from lgov_core.train.loop.run_files import train_lines
 from lgov_core.train.settings import TrainSettings
 from lgov_core.transitions import Selection
 from lgov_core.types import Attempt
@@ -143,12 +151,18 @@ class TrainingServer:
             )
         chosen = self._algorithm or algorithm_for(settings)
         self._extra_groups = extra_groups_for(settings, chosen)
+        _, sampler, self._callbacks = read_parts(settings.training)
+        self._sampler, self._failures = SAMPLERS[sampler] if isinstance(sampler, str) else sampler, 0
+        self._scheduled = chosen.update.schedule != "constant"
+        training = settings.training
+        learns = {"algorithm_options": dict(training.algorithm_options), "sampler": training.sampled_by}
+        learns["algorithm"] = algorithm_name(training.algorithm)
         opened.enter_context(only_trainer(self._place))
         self.store: RolloutQueue = opened.enter_context(contextlib.closing(open_store(self._place)))
         model = load(settings, device)
         start_sha256 = weights_digest(model.module.state_dict().items())
         name, dtype = str(settings.model.name), settings.model.dtype
-        begin(self.folder, start, model=name, dtype=dtype, weights_sha256=start_sha256, resume=self._resume)
+        begin(self.folder, start, RunStart(start.id, name, dtype, start_sha256, learns), resume=self._resume)
         sampling = open_engine(settings, model, self.folder, opened)
         self._engine_figures = sampling.figures
         self._small = model.module.num_parameters() < SMALL
@@ -219,7 +233,7 @@ class TrainingServer:
     def _lineage(self, start_sha256: str) -> Lineage:
         settings = self.settings
         rules = settings.runtime.policy
-        own = {} if self._algorithm is None else {"own_algorithm": asdict(self._algorithm)}
+        own = {} if self._algorithm is None else {"own_algorithm": to_builtins(self._algorithm, enc_hook=repr)}
         facts = Facts(
             run_id=self._loop_id,
             model=str(settings.model.name),
@@ -295,7 +309,10 @@ class TrainingServer:
         training, usable = self.settings.training, UsableSteps()
         run.lines(self._loop.run.metrics.lines())
         run.at(self._loop.done - run.first)
-        while not self._complete(run):
+        self._loop.run.total = run.first + run.steps if self._scheduled else None
+        if training.stop_after_evaluations and not self.coordinator.tasks.of("test"):
+            raise SettingsError("training.stop_after_evaluations needs held-out tasks", hint="--test, or data.test")
+        while not self._complete(run) and not self._ends_early(run):
             if self._is_stopped():
                 raise Stopped
             if self._test_due(run):
@@ -312,7 +329,7 @@ class TrainingServer:
                 [self._batch(run, number) for number in later],
                 further_of(self.coordinator.tasks.of("train"), batch, step, seed, self._extra_groups),
             )
-            run.add(self._loop.run.line)
+            self._report(run, self._loop.run.line)
             run.at(self._loop.done - run.first)
             usable.check(iteration.results, iteration.used)
 
@@ -331,22 +348,50 @@ class TrainingServer:
 
     def _batch(self, run: RunState, step: int) -> list[RolloutTask]:
         training, tasks = self.settings.training, self.coordinator.tasks.of("train")
-        settled = self._settled(run, step) if training.curriculum else frozenset[str]()
-        return batch_of(tasks, training.batch_size, step, f"{training.seed}/{run.first}", settled)
+        # What is known where rollouts are collected ahead, too: a step always gets the same tasks.
+        last = run.first + step - self.settings.max_staleness
+        lines = train_lines(self._loop.run.metrics.lines()) if self._sampler is not in_turn else ()
+        results = earlier_results(line for line in lines if run.first < line["step"] <= last)
+        seed = f"{training.seed}/{run.first}"
+        return batch_of(NextUpdate(tasks, training.batch_size, step, seed, results), self._sampler)
 
-    def _settled(self, run: RunState, step: int) -> frozenset[str]:
-        """By what was known before the pass over the tasks that ``step`` is in, with rollouts ahead too: always the same."""
-        per_epoch = updates_of(self.coordinator.tasks.of("train"), self.settings.training.batch_size)
-        last = run.first + step // per_epoch * per_epoch - self.settings.max_staleness
-        return settled_tasks(line for line in self._loop.run.metrics.lines() if run.first < line["step"] <= last)
+    def _report(self, run: RunState, line: Mapping[str, Any]) -> None:
+        """Gives ``line``, once it is in ``metrics.jsonl``, to callbacks and clients. Each callback gets it once or, where the
+        process is killed, not at all. One that raises is warned of and counted, in ``metrics.jsonl`` by a line with the phase
+        ``callback_failed``: the training goes on.
+        """
+        for callback in self._callbacks:
+            try:
+                callback(finite(line))
+            except Exception as error:  # noqa: BLE001 - a training does not depend on who watches it
+                self._failures += 1
+                failure = {"error": str(error), "failures": self._failures}
+                self._loop.run.metrics.add("callback_failed", line["step"], failure)
+                warning = f"{error}; failures of callbacks so far: {self._failures}"
+                line = {**line, "warnings": {**line.get("warnings", {}), "callback-failed": warning}}
+        run.add(line)
+
+    def _ends_early(self, run: RunState) -> bool:
+        """True once as many evaluations as the settings say brought no gain of the held-out reward. The run's note says so."""
+        patience = self.settings.training.stop_after_evaluations
+        lines = self._loop.run.metrics.lines()[run.skip :] if patience else ()
+        tests = [line for line in lines if line["phase"] == "test" and line.get("reward") is not None]
+        best = max(tests, key=lambda line: line["reward"], default=None)
+        if not patience or best is None or len(tests) - 1 - tests.index(best) < patience:
+            return False
+        gain = f"no gain of the held-out reward in {counted(patience, 'evaluation')}"
+        best_of = f"the best is {best['reward']:.3f}, of update {best['step']}"
+        run.note = f"ended after update {self._loop.done}: {gain}; {best_of}"
+        return True
 
     def _evaluate(self, run: RunState) -> None:
-        """Every held-out task once, sampled as in training: greedy decoding hides what a policy would do."""
+        """Every held-out task, sampled as in training: greedy decoding hides what a policy would do."""
         tasks = [numbered("test", number, task) for number, task in enumerate(self.coordinator.tasks.of("test"))]
-        results = self._loop.collect(tasks, 1, lambda done, total: run.stage("testing", done, total))
+        count = self.settings.training.rollouts_per_test_task
+        results = self._loop.collect(tasks, count, lambda done, total: run.stage("testing", done, total))
         line = {"phase": "test", "step": self._loop.done, **self._figures(results)}
         self._loop.run.metrics.add("test", self._loop.done, line)
-        run.add(line)
+        self._report(run, line)
         if isinstance(reward := line.get("reward"), float):
             self._loop.run.score("held_out_reward", reward)
 
@@ -362,10 +407,10 @@ class TrainingServer:
 
     def _train_figures(self, results: Sequence[Attempt]) -> dict[str, Any]:
         figures = self._figures(results)
-        if not self.settings.training.curriculum:
+        if self._sampler is in_turn:
             return figures
         rewards = self.store.rewards([result.rollout_id for result in results])
-        return {**figures, "common_rewards": common_rewards(results, rewards)}
+        return {**figures, "task_rewards": task_rewards(results, rewards)}
 
     def _is_stopped(self) -> bool:
         run = self.coordinator.run

@@ -128,6 +128,17 @@ class TrainingSection:
     algorithm: Text = "grpo"
     """``grpo``, ``dr_grpo``, ``dapo``, ``gspo``, ``cispo``, ``rloo``, ``reinforce++``, ``ppo`` or ``gdpo``; ``sft`` and
     ``prompt`` learn without reinforcement."""
+    algorithm_options: Annotated[Mapping[str, Any], Meta(description="a mapping of options")] = field(
+        default_factory=dict[str, Any]
+    )
+    """Fields of `CreditRules` and `UpdateConfig` that differ from the algorithm's, such as ``clip_high`` or ``schedule``;
+    ``loss_form`` and ``scheme`` may name [your own](../how-to/your-own-algorithm.md), as may ``sampler``."""
+    plugins: Annotated[tuple[Path, ...], Meta(description="a list of files")] = ()
+    """Files with plugins of your own, which name losses, schemes, samplers and callbacks. Installed plugins need no entry."""
+    sampler: str | Mapping[str, Any] | None = None
+    """Chooses the tasks of the next update: ``in_turn``, ``curriculum``, or a plugin's. Default: ``in_turn``."""
+    callbacks: Annotated[tuple[str | Mapping[str, Any], ...], Meta(description="a list of names")] = ()
+    """Callbacks of plugins, which get the figures of each update and evaluation."""
     learning_rate: Above0 | None = None
     """Learning rate of AdamW. Default: 2e-4; with ``--backend verl`` 1e-6, with adapters there 1e-5."""
     batch_size: Count = 32
@@ -158,6 +169,10 @@ class TrainingSection:
     """Discount factor of later rewards, for each turn. Default: 1."""
     evaluate_every: Whole = 0
     """Run the test tasks every N updates. 0: only before the first and after the last."""
+    rollouts_per_test_task: Count = 1
+    """Rollouts of each test task in an evaluation."""
+    stop_after_evaluations: Count | None = None
+    """End the training once the mean reward of the test tasks has not risen in this many evaluations. Default: never."""
     checkpoint_every: Count = 5
     """Write a checkpoint every N updates, and after the last."""
     keep_weights: bool = False
@@ -168,10 +183,16 @@ class TrainingSection:
     """Adapters of their own for agents that share the model, by name: the ``agents`` of each, or ``frozen`` for the model
     unchanged."""
     curriculum: bool = False
-    """Draw tasks less often whose rollouts all passed, or all failed, in the last two updates."""
+    """The same as the sampler ``curriculum``: draw tasks less often whose rollouts all passed, or all failed, in the last two
+    updates."""
     seed: int = 0
     """Seed of the adapters, the order of tasks, and sampling. Only with ``nworkers`` 1 do two runs sample the same replies:
     else timing decides which calls are sampled together."""
+
+    @property
+    def sampled_by(self) -> str | Mapping[str, Any]:
+        """The sampler that ``sampler`` and ``curriculum`` name."""
+        return self.sampler or ("curriculum" if self.curriculum else "in_turn")
 
 
 @dataclass(frozen=True, slots=True)

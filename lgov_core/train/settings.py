@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -35,6 +35,9 @@ from lgov_core.train.sections import (
     VllmSection,
     read_policies,
 )
+
+if TYPE_CHECKING:
+    from lgov_core.gateway.server import MountedApp
 
 #: Environment variables, and the section and key that each sets.
 VARIABLES: Final[Mapping[str, tuple[str, str]]] = types.MappingProxyType(
@@ -71,10 +74,25 @@ class TrainSettings:
 
     def as_json(self) -> dict[str, Any]:
         """The settings as JSON values, by section."""
-        return {
-            section: {name: str(value) if isinstance(value, Path) else value for name, value in keys.items()}
-            for section, keys in asdict(self).items()
-        }
+        return msgspec.to_builtins(asdict(self), enc_hook=str)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingJob:
+    """A request to ``lgov train``.
+
+    ``agent`` is ``module:function`` or ``file.py:function``; ``folder`` is where the run leaves everything. ``traces`` is a
+    store of recorded rollouts, for what learns from those. ``resume`` continues with the run in ``folder``. ``say`` writes one
+    line for people. ``mounted`` is served beside the endpoint, where that is in this process.
+    """
+
+    settings: TrainSettings
+    folder: Path
+    agent: str | None = None
+    traces: str | None = None
+    resume: bool = False
+    say: Callable[[str], None] = print
+    mounted: MountedApp | None = None
 
 
 def load_train_settings(
@@ -90,16 +108,15 @@ def load_train_settings(
     written in the file (``--set``). ``environ`` is the process's own by default. Raises `SettingsError` with file and line,
     variable or flag.
     """
-    settings = TrainSettings()
+    sources: list[tuple[Mapping[Any, Any], _Where, Path | None]] = []
     if path is not None:
-        document, where = _read_file(Path(path))
-        settings = _with_document(settings, document, where, Path(path).parent)
+        sources.append((*_read_file(Path(path)), Path(path).parent))
     variables = os.environ if environ is None else environ
     for name, (section, key) in VARIABLES.items():
         if variables.get(name):
-            settings = _with_document(settings, {section: {key: variables[name]}}, lambda _, name=name: name)
+            sources.append(({section: {key: variables[name]}}, lambda _, name=name: name, None))
     document = _by_section({setting: value for setting, value in (flags or {}).items() if value is not None})
-    settings = _with_document(settings, document, lambda path: _flag(*path))
+    sources.append((document, lambda path: _flag(*path[:2]), None))
     values: dict[tuple[str, str], Any] = {}
     for name, text in (assignments or {}).items():
         section, dot, key = name.partition(".")
@@ -109,7 +126,22 @@ def load_train_settings(
             raise SettingsError(error.message, hint=error.hint) from error
         if not dot:
             raise _unknown(f"setting {name}", f"--set {name}", section, _SECTIONS)
-    return _with_document(settings, _by_section(values), lambda path: f"--set {'.'.join(path)}")
+    sources.append((_by_section(values), lambda path: f"--set {'.'.join(path[:2])}", None))
+    settings = TrainSettings()
+    for document, where, base in sources:
+        settings = _with_document(settings, document, where, base)
+
+    def place(path: tuple[str, ...]) -> str:
+        set_by = (where(path) for document, where, _ in reversed(sources) if path[1] in (document.get(path[0]) or ()))
+        return next(set_by, ".".join(path))
+
+    training = settings.training
+    own = (training.algorithm_options, training.plugins, training.sampler, training.callbacks)
+    if any(own) or training.stop_after_evaluations:
+        from lgov_core.train.algorithms.algorithms import read_parts
+
+        read_parts(training, place)
+    return settings
 
 
 def _by_section(values: Mapping[tuple[str, str], Any]) -> dict[str, dict[str, Any]]:

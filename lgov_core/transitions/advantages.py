@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from lgov_core.errors import TransitionError
 from lgov_core.transitions.schemes import (
@@ -15,8 +15,8 @@ from lgov_core.transitions.schemes import (
     Channel,
     Scheme,
     Turns,
-    ask_plugins,
     check_known,
+    own_scheme,
     returns_to_go,
     step,
 )
@@ -31,10 +31,6 @@ from lgov_core.transitions.transition_set import (
 )
 from lgov_core.types import CreditRules, Transition
 
-if TYPE_CHECKING:
-    import pluggy
-
-
 Rollouts: TypeAlias = Sequence[Sequence[Transition]]
 #: By rollout and turn: the credit, and the advantage of each response token.
 Scores: TypeAlias = list[list[tuple[float, tuple[float, ...]]]]
@@ -44,9 +40,7 @@ _SMALLEST_VARIANCE = 1e-8
 _ROUNDING = 1e-9
 
 
-def assign_credit(
-    data: TransitionSet, rules: CreditRules | None = None, *, manager: pluggy.PluginManager | None = None
-) -> TransitionSet:
+def assign_credit(data: TransitionSet, rules: CreditRules | None = None) -> TransitionSet:
     """Fills ``value_to_go``, ``credit``, ``advantages`` and ``loss_weight`` of every transition.
 
     Credit is that of each rollout's line. A choice that the attempt set aside is worth what the rewards that name it say,
@@ -60,19 +54,18 @@ def assign_credit(
 
     A bounded channel is divided by no deviation, which would undo its bound: its credit is added to what was normalised.
 
-    A scheme that is not built in is asked of the plugins of ``manager`` (None: those that are installed). Raises
-    `TransitionError` for an unknown scheme, for one that raises or answers with what does not fit (naming the
-    plugin), and for a reward that is not finite: nothing is filled in.
+    Raises `TransitionError` for an unknown scheme, for one that answers with what does not fit (naming it), and for a
+    reward that is not finite: nothing is filled in.
     """
     rules = rules or CreditRules()
-    check_known(rules, manager)  # also where no group is compared
+    check_known(rules)  # also where no group is compared
     diagnostics = list(data.diagnostics)
     others = {name for turn in data.transitions for name in turn.rewards} - {INTERMEDIATE}
     telling = others if others and rules.compares_groups and rules.air_cap is not None else None
     scored = [
         rollout
         for task, rollouts in data.groups().items()
-        for rollout in _score_group(task, rollouts, rules, manager, telling, diagnostics)
+        for rollout in _score_group(task, rollouts, rules, telling, diagnostics)
     ]
     counted = sum(rollout.counted for rollout in scored)
     tokens = sum(_tokens(rollout.turns) for rollout in scored if rollout.counted)
@@ -100,7 +93,6 @@ def _score_group(
     task: str,
     rollouts: Sequence[list[Transition]],
     rules: CreditRules,
-    manager: pluggy.PluginManager | None,
     telling: Collection[str] | None,
     diagnostics: list[Diagnostic],
 ) -> list[_ScoredRollout]:
@@ -114,15 +106,15 @@ def _score_group(
     scores = bounded = _spread([[0.0] * len(rollout) for rollout in rollouts], rollouts)
     equal = not compared or not any(
         abs(value) > _ROUNDING
-        for rollout in _scores(_with_channels(rollouts, telling), rules, manager)
+        for rollout in _scores(_with_channels(rollouts, telling), rules)
         for _, tokens in rollout
         for value in tokens
     )
     if not equal:
         divided, others = _by_division(rollouts, rules)
-        scores = _scores(divided, rules, manager)
+        scores = _scores(divided, rules)
         if others:
-            bounded = _scores(others, _undivided(rules), manager)
+            bounded = _scores(others, _undivided(rules))
     else:
         finding = DataFinding.EQUAL_GROUP if compared else DataFinding.SMALL_GROUP
         diagnostics.append(Diagnostic(finding, task, f"{len(lines)} rollouts"))
@@ -202,17 +194,16 @@ def rollout_returns(
     return {key: _returns(line, rules)[0] for key, line in lines.items() if line}
 
 
-def _scores(rollouts: Rollouts, rules: CreditRules, manager: pluggy.PluginManager | None) -> Scores:
+def _scores(rollouts: Rollouts, rules: CreditRules) -> Scores:
     """The credit of each turn, and the advantage of each of its tokens; of choices that were set aside too."""
     lines = [line for rollout in rollouts if (line := line_of(rollout))]
-    return _with_set_aside(rollouts, _line_scores(lines, rules, manager), rules)
+    return _with_set_aside(rollouts, _line_scores(lines, rules), rules)
 
 
-def _line_scores(rollouts: Rollouts, rules: CreditRules, manager: pluggy.PluginManager | None) -> Scores:
-    scheme = SCHEMES.get(rules.scheme)
-    if scheme is not None:
+def _line_scores(rollouts: Rollouts, rules: CreditRules) -> Scores:
+    if isinstance(rules.scheme, str):
         try:
-            credit = _credit(rollouts, rules, scheme)
+            credit = _credit(rollouts, rules, SCHEMES[rules.scheme])
         except OverflowError:
             credit = [[math.inf]]
         if not all(math.isfinite(value) for row in credit for value in row):
@@ -222,7 +213,7 @@ def _line_scores(rollouts: Rollouts, rules: CreditRules, manager: pluggy.PluginM
             )
         return _spread(credit, rollouts)
     scores: Scores = []
-    for answered, rollout in zip(ask_plugins(rollouts, rules, manager), rollouts, strict=True):
+    for answered, rollout in zip(own_scheme(rules.scheme, rollouts, rules), rollouts, strict=True):
         scores.append([])
         for tokens, turn in zip(answered, rollout, strict=True):
             kept = [value for value, mask in zip(tokens, turn.response_mask, strict=True) if mask]

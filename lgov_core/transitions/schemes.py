@@ -20,17 +20,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from lgov_core.errors import TransitionError
 from lgov_core.transitions.transition_set import Transition
 from lgov_core.types import CreditRules
-
-if TYPE_CHECKING:
-    import pluggy
-
-    from lgov_core.types import CreditRules
-
 
 #: One number for each turn of each rollout.
 Turns: TypeAlias = list[list[float]]
@@ -176,7 +170,7 @@ def gae(channel: Channel, rules: CreditRules) -> Turns:
     return scores
 
 
-#: The schemes by name; further names are asked of plugins (hook ``lgov_assign_credit``).
+#: The schemes by name.
 SCHEMES: dict[str, Scheme] = {
     "identical": identical,
     "return_to_go": return_to_go,
@@ -271,55 +265,25 @@ def _divided(scores: Turns, divisor: float) -> Turns:
     return scores if divisor == 1.0 else [[score / divisor for score in row] for row in scores]
 
 
-def check_known(rules: CreditRules, manager: pluggy.PluginManager | None) -> None:
-    """Raises `TransitionError` for a scheme that is not built in where no plugin has schemes."""
-    if rules.scheme not in SCHEMES and not _managed(manager).hook.lgov_assign_credit.get_hookimpls():
-        raise _unknown(rules)
+def check_known(rules: CreditRules) -> None:
+    """Raises `TransitionError` for a name that no scheme has."""
+    if isinstance(rules.scheme, str) and rules.scheme not in SCHEMES:
+        hint = f"there are {', '.join(SCHEMES)}; a function of your own is given itself"
+        raise TransitionError(f"there is no credit scheme {rules.scheme!r}", hint=hint)
 
 
-def ask_plugins(
-    rollouts: Sequence[Sequence[Transition]], rules: CreditRules, manager: pluggy.PluginManager | None
+def own_scheme(
+    scheme: Callable[..., Any], rollouts: Sequence[Sequence[Transition]], rules: CreditRules
 ) -> list[list[list[float]]]:
-    """The advantage of each response token of each turn, by the first plugin that knows the scheme.
+    """The advantage of each response token of each turn, by a ``scheme`` of somebody's own.
 
-    The plugins are asked in pluggy's order, the last registered first. Raises `TransitionError` naming the plugin when one
-    raises or its answer does not fit the rollouts, and when none knows the scheme: fails closed.
+    Raises `TransitionError` where its answer does not fit the rollouts.
     """
-    arguments: dict[str, Any] = {"scheme": rules.scheme, "rollouts": rollouts, "rules": rules}
-    for impl in reversed(_managed(manager).hook.lgov_assign_credit.get_hookimpls()):
-        try:
-            answer: Any = impl.function(**{name: arguments[name] for name in impl.argnames})
-        except Exception as error:
-            raise TransitionError(
-                f"credit scheme {rules.scheme!r}: plugin {impl.plugin_name} raised {type(error).__name__}: {error}",
-                hint="no credit was assigned",
-            ) from error
-        if answer is not None:
-            return _checked(answer, rollouts, rules.scheme, impl.plugin_name)
-    raise _unknown(rules)
+    answer = scheme(rollouts, rules)
 
-
-def _managed(manager: pluggy.PluginManager | None) -> pluggy.PluginManager:
-    if manager is not None:
-        return manager
-    from lgov_core.plugins import make_plugin_manager
-
-    return make_plugin_manager()
-
-
-def _unknown(rules: CreditRules) -> TransitionError:
-    return TransitionError(
-        f"there is no credit scheme {rules.scheme!r}",
-        hint=f"there are {', '.join(SCHEMES)}, and those of plugins (hook lgov_assign_credit)",
-    )
-
-
-def _checked(
-    answer: Any, rollouts: Sequence[Sequence[Transition]], scheme: str, plugin: str
-) -> list[list[list[float]]]:
     def wrong(what: str) -> TransitionError:
         hint = "a scheme returns a list of rollouts, of a number (or one for each response token) a turn"
-        return TransitionError(f"credit scheme {scheme!r}: plugin {plugin} returned {what}", hint=hint)
+        return TransitionError(f"{getattr(scheme, '__name__', scheme)} returned {what}", hint=hint)
 
     rows = _listed(answer)
     if rows is None or len(rows) != len(rollouts):

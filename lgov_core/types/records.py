@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -329,7 +329,8 @@ class CreditRules:
 
     ``scheme`` is ``return_to_go`` (a turn gets the discounted rewards from it on), ``identical`` (the whole return: the
     Agent Lightning paper's choice), ``step`` (what the turn itself earned), ``gigpo``, ``flow_grpo``, ``gae`` (what a critic
-    did not expect; ``gae_lambda`` is its λ, from 0 to 1), or a name that a plugin knows (hook ``lgov_assign_credit``);
+    did not expect; ``gae_lambda`` is its λ, from 0 to 1), or a function of the rollouts of a task and these rules, which gives
+    the advantage of each turn of each, a number or one for each response token;
     formulas, sources and biases are in `lgov_core.transitions.schemes`.
     ``discount`` is γ, from 0 to 1. ``baseline`` is what a turn is compared with: ``turn`` the mean over the group's rollouts
     that reached it, ``rollout`` the mean return, ``none`` nothing; means count each rollout once, however many turns it
@@ -362,7 +363,7 @@ class CreditRules:
     Raises `TransitionError` for a value without meaning.
     """
 
-    scheme: str = "return_to_go"
+    scheme: str | Callable[..., Any] = "return_to_go"
     discount: float = 1.0
     baseline: Literal["turn", "rollout", "none"] = "turn"
     std_floor: float | None = None

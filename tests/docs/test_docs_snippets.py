@@ -92,6 +92,8 @@ def test_a_yaml_file_loads_as_what_it_is(text: str, tmp_path: Path) -> None:
         done = CliRunner().invoke(cli, ["policy", "check", str(tmp_path / "file.yaml")])
         assert done.exit_code == 0, done.output
     elif document.keys() & {"model", "training", "runtime", "verl", "prompt"}:
+        page = (ROOT / "docs/how-to/your-own-algorithm.md").read_text()
+        (tmp_path / "my_algo.py").write_text(BLOCK.search(page)[3])  # type: ignore[index]
         load_train_settings(tmp_path / "file.yaml")
 
 

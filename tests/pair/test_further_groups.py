@@ -14,7 +14,7 @@ from lgov_core import Client
 from lgov_core.errors import SettingsError
 from lgov_core.server.local import serving
 from lgov_core.server.recipe import extra_groups_for
-from lgov_core.server.run_state import batch_of, further_of
+from lgov_core.server.run_state import NextUpdate, batch_of, further_of
 from lgov_core.server.training import TrainingServer
 from lgov_core.store import open_store
 from lgov_core.train.algorithms.algorithms import algorithm
@@ -46,7 +46,7 @@ class Solver:
 
 def expected(step: int, seed: int = 0) -> tuple[list[str], list[str]]:
     """The tasks that an update asks for, and the further ones until both that are hard were met."""
-    asked = batch_of(TASKS, 2, step, f"{seed}/0")
+    asked = batch_of(NextUpdate(TASKS, 2, step, f"{seed}/0"))
     hard = sum(one.payload["task"]["question"].startswith("hard") for one in asked)
     further: list[str] = []
     others = further_of(TASKS, asked, step, f"{seed}/0", 4)
@@ -66,18 +66,18 @@ def batch(folder: Path, step: int) -> Counter[str]:
 def test_tasks_of_further_groups_are_others_and_each_keeps_its_turn() -> None:
     tasks = [{"number": number} for number in range(10)]
     for step in range(7):
-        asked = batch_of(tasks, 3, step, "5/0")
+        asked = batch_of(NextUpdate(tasks, 3, step, "5/0"))
         own = [task.task_id for task in asked]
         found = [task.task_id for task in further_of(tasks, asked, step, "5/0", 4)]
         assert len({*own, *found}) == len(own) + 4
         assert found == [task.task_id for task in further_of(tasks, asked, step, "5/0", 4)]
         assert len(further_of(tasks, asked, step, "5/0", 100)) == 10 - len(own)
-    epoch = [task.task_id for step in range(4) for task in batch_of(tasks, 3, step, "5/0")]
+    epoch = [task.task_id for step in range(4) for task in batch_of(NextUpdate(tasks, 3, step, "5/0"))]
     assert sorted(epoch) == [f"train-{number:06d}" for number in range(10)]
     drawn = Counter(
         task.task_id
         for step in range(400)
-        for task in further_of(tasks, batch_of(tasks, 3, step, "5/0"), step, "5/0", 4)
+        for task in further_of(tasks, batch_of(NextUpdate(tasks, 3, step, "5/0")), step, "5/0", 4)
     )
     assert min(drawn.values()) > 0.8 * max(drawn.values()), "no task is drawn more often than others"
 

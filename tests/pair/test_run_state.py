@@ -70,4 +70,7 @@ def test_curves_have_one_value_an_update_and_gaps_where_there_was_none() -> None
     assert result.curves["kl"][0] == 1.0
     assert result.curves["kl"][1] != result.curves["kl"][1]
     assert result.test_curves == {"reward": [0.5]}
-    assert str(result) == "2 updates, training reward 0.100 -> 0.300, held-out reward 0.500 -> 0.500"
+    few = "(too few tasks for an interval)"
+    assert str(result) == f"2 updates, training reward 0.100 -> 0.300 {few}, held-out reward 0.500 -> 0.500 {few}"
+    more = [{"phase": "test", "reward": 0.75, "reward_half_width": 0.125}]
+    assert str(TrainResult("run", lines[:1] + more)).endswith("held-out reward 0.500 -> 0.750 ± 0.125")

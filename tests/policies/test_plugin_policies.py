@@ -70,7 +70,7 @@ def test_its_options_are_checked_with_their_line(install, tmp_path: Path) -> Non
     [
         (0, OFFICE.replace("NAME", "sql"), "there is a policy 'sql' already"),
         (1, OFFICE.replace('{"NAME": Closed}', "{1: Closed}"), "is not a policy by name"),
-        (2, OFFICE.replace('{"NAME": Closed}', "1 / 0"), "does not give its policies: ZeroDivisionError"),
+        (2, OFFICE.replace('{"NAME": Closed}', "1 / 0"), "lgov_policies gives no names: ZeroDivisionError"),
         (3, "import no_such_module", "could not be loaded"),
     ],
 )

@@ -47,9 +47,7 @@ def test_every_block_runs_and_pays_what_it_says(tmp_path: Path, monkeypatch: pyt
     assert isinstance(names["credited"], TransitionSet)
     from tests.transitions.credit_parts import group
 
-    credited = names["assign_credit"](
-        group([0.0, 1.0], [0.0]), CreditRules(scheme="only_the_last"), manager=names["manager"]
-    )
+    credited = names["assign_credit"](group([0.0, 1.0], [0.0]), CreditRules(scheme=names["only_the_last"]))
     assert [one.credit for one in credited.transitions] == [0.0, 0.5, -0.5]
 
 

@@ -75,13 +75,17 @@ def test_the_interval_covers_the_mean_as_often_as_it_says() -> None:
 
 
 def test_rollouts_of_one_task_are_no_independent_values() -> None:
-    together = grouped_interval({"a": [1.0] * 50, "b": [0.0] * 50})
-    assert (together.mean, together.count) == (0.5, 2)
+    together = grouped_interval({"a": [1.0] * 50, "b": [0.0] * 50, "c": [0.5] * 50})
+    assert (together.mean, together.count) == (0.5, 3)
     assert together.high - together.low > 2
     alone = share_interval({f"t{n}": [n < 8] for n in range(10)})
     assert (alone.mean, alone.count) == (0.8, 10)
     assert (alone.low, alone.high) == pytest.approx((0.4902, 0.9433), abs=1e-4)  # Wilson
-    assert grouped_interval({"a": [1.0, 0.0]}).as_json() == {"mean": 0.5, "low": None, "high": None, "count": 1}
+    for interval in (grouped_interval, share_interval):
+        two = interval(
+            {"a": [True] * 50, "b": [False] * 50} if interval is grouped_interval else {"a": [True], "b": [False]}
+        )
+        assert two.as_json() == {"mean": 0.5, "low": None, "high": None, "count": 2}, "too few to say"
     assert math.isnan(share_interval({}).mean)
 
 
@@ -94,7 +98,7 @@ def test_the_figures_of_a_step_by_hand() -> None:
     assert found["rewards"]["task"]["mean"] == pytest.approx((0.5 + 0.0) / 2), "a task counts once"
     assert found["rewards"]["compliance"]["mean"] == pytest.approx(-0.125)
     assert found["rewards"]["return"]["mean"] == pytest.approx((0.275 + 0.0) / 2)
-    assert found["rewards"]["task"]["low"] < 0.25 < found["rewards"]["task"]["high"]
+    assert found["rewards"]["task"]["low"] is None, "two tasks are too few to say"
     assert found["violation_rate"]["mean"] == pytest.approx(0.25), "by the penalties"
     assert found["response_tokens"] == 3.0
     assert found["turns"] == pytest.approx(4 / 3)
@@ -130,13 +134,15 @@ def test_what_rollouts_earned_by_hand() -> None:
     assert found["reward"] == pytest.approx(0.5), (
         "an attempt without a reward earned 0, another attempt's is not its own"
     )
-    assert found["reward_half_width"] == pytest.approx(1.959964 * math.sqrt(0.25 / 3))
+    assert found["reward_half_width"] is None, "three rollouts of two tasks are too few to say"
+    third = earned_figures([*results, result("c", "c1")], [*counted, ("c1", 1)], [*rewards, (("c1", 1), "task", 0.8)])
+    # The tasks' means are 0.5, 0.5 and 0.8.
+    assert third["reward_half_width"] == pytest.approx(t_quantile(2) * math.sqrt(0.03 / 3))
     assert found["reward_air"] == pytest.approx(0.1 / 3)
     assert (found["usable"], found["rollouts"]) == (3, 4)
     assert found["outcomes"] == {"succeeded": 2, "failed": 1, "infrastructure": 1}
     assert found["counts"] == {"tool_calls": 3, "denied": 1}, "what the machines broke counts nothing"
     assert earned_figures([], [], []) == {"usable": 0, "rollouts": 0, "outcomes": {}, "counts": {}}
-    assert earned_figures(results[:1], counted[:1], rewards)["reward_half_width"] == 0.0
 
 
 def test_the_figures_of_a_step_on_verl_by_hand() -> None:

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from lgov_core.errors import TransitionError
-from lgov_core.hookspecs import hookimpl
-from lgov_core.plugins import make_plugin_manager
 from lgov_core.transitions import (
     CreditRules,
     Transition,
@@ -65,6 +63,10 @@ def test_a_call_of_several_choices_is_one_turn_to_the_discount() -> None:
     assert [one.value_to_go for one in found if one.rollout_id == "r"] == [0.0, 0.5, 0.0, 1.0]
 
 
+def lengths(rollouts: Sequence[Sequence[Transition]], rules: CreditRules) -> list[list[float]]:
+    return [[float(len(rollout))] * len(rollout) for rollout in rollouts]
+
+
 RULES = {
     "return_to_go": CreditRules(),
     "identical": CreditRules(scheme="identical", discount=0.9),
@@ -74,14 +76,8 @@ RULES = {
     "left-out": CreditRules(leave_one_out=True, caps={"task": 0.5}),
     "batch": CreditRules(normalise_batch=True),
     "gae": CreditRules(scheme="gae"),
-    "plugin": CreditRules(scheme="lengths"),
+    "own": CreditRules(scheme=lengths),
 }
-
-
-class Lengths:
-    @hookimpl
-    def lgov_assign_credit(self, scheme: str, rollouts: Sequence[Sequence[Transition]]) -> list[list[float]]:
-        return [[float(len(rollout))] * len(rollout) for rollout in rollouts]
 
 
 @pytest.mark.parametrize("rules", RULES.values(), ids=list(RULES))
@@ -91,9 +87,8 @@ def test_the_line_is_credited_as_if_there_were_no_alternatives(rules: CreditRule
     )
     data = replace(data, transitions=tuple(replace(one, value=0.5) for one in data.transitions))
     alone = replace(data, transitions=tuple(line_of(data.transitions)))
-    manager = make_plugin_manager([Lengths()])
-    both = assign_credit(data, rules, manager=manager).transitions
-    expected = assign_credit(alone, rules, manager=manager).transitions
+    both = assign_credit(data, rules).transitions
+    expected = assign_credit(alone, rules).transitions
     line = line_of(both)
     assert [(one.credit, one.value_to_go) for one in line] == [(one.credit, one.value_to_go) for one in expected]
     aside = [one.credit for one in both if one.set_aside]

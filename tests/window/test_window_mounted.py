@@ -17,7 +17,7 @@ from lgov_core.gateway.access import KeyRing
 from lgov_core.store import open_store
 from lgov_core.testing import ScriptedModelServer
 from lgov_core.train.algorithms import algorithms as registry
-from lgov_core.train.algorithms.algorithms import TrainingJob
+from lgov_core.train.settings import TrainingJob
 from tests.commands.cli_runner import LGOV, lgov
 from tests.window.recorded_rollouts import record
 

@@ -34,10 +34,11 @@ from lgov_core.server.recipe import agent_name_of, algorithm_for, client_options
 from lgov_core.server.routes import train_routes
 from lgov_core.server.run_state import RunState, only_trainer
 from lgov_core.store import RolloutConfig, RolloutQueue
-from lgov_core.train.algorithms.algorithms import REINFORCEMENT, TrainingJob, UpdateConfig, algorithm_name
+from lgov_core.train.algorithms.algorithms import REINFORCEMENT, UpdateConfig, algorithm_name, read_parts
 from lgov_core.train.loop.run_files import MetricsLog
-from lgov_core.train.settings import TrainSettings
-from lgov_core.types import Attempt, Rollout
+from lgov_core.train.sections import TrainingSection
+from lgov_core.train.settings import TrainingJob, TrainSettings
+from lgov_core.types import Attempt, CreditRules, Rollout
 
 _FORMS: Final[Mapping[str, Any]] = {"clip": "clip", "sequence": "gspo", "cispo": "cispo", "plain": "plain"}
 _AS_IN_UPDATE: Final = ("clip_low", "clip_high", "kl", "entropy", "epochs", "max_grad_norm")
@@ -61,10 +62,7 @@ def verl_job(settings: TrainSettings, *, run_id: str, folder: Path, tasks: int, 
         raise SettingsError("on verl each step waits for its rollouts", hint="leave max_staleness out")
     if training.max_extra_groups:
         raise SettingsError("on verl no groups are collected in place of alike ones", hint="leave max_extra_groups out")
-    if training.policies or training.curriculum:
-        raise SettingsError(
-            "training.policies and training.curriculum are for the backend torch", hint="leave --backend verl out"
-        )
+    _check_parts(training)
     algorithm = algorithm_name(training.algorithm)
     chosen = algorithm_for(settings)
     batch = min(training.batch_size, tasks)
@@ -104,6 +102,18 @@ def verl_job(settings: TrainSettings, *, run_id: str, folder: Path, tasks: int, 
     )
 
 
+def _check_parts(training: TrainingSection) -> None:
+    """Raises `SettingsError` for parts of a training that verl does not have."""
+    overrides, sampler, callbacks = read_parts(training)
+    names = [part.__name__ for part in (*overrides.values(), sampler, *callbacks) if callable(part)]
+    names += ["training.policies"] * bool(training.policies) + ["training.curriculum"] * (sampler == "curriculum")
+    has = {*_AS_IN_UPDATE, "loss_form", "loss_weighting", "dual_clip", *CreditRules.__dataclass_fields__}
+    names += [f"training.algorithm_options.{key}" for key in training.algorithm_options if key not in has]
+    if names:
+        hint = "leave --backend verl out; what verl has itself is set by the section verl, or verl.overrides"
+        raise SettingsError(f"{' and '.join(names)}: only for the backend torch", hint=hint)
+
+
 def listening(settings: TrainSettings, port: int) -> tuple[str, int]:
     """Where the server listens: ``verl.listen``, or the given port of this machine. Raises `SettingsError`."""
     listen = settings.verl.listen
@@ -123,10 +133,8 @@ def verl_update(name: str, update: UpdateConfig, settings: TrainSettings) -> Ver
             hint=f"--backend torch, or one of {', '.join(other for other in REINFORCEMENT if other != name)}",
         )
     form = update.loss
-    if form not in _FORMS:
-        raise SettingsError(
-            f"{name} has the loss {form}, which verl does not know", hint=f"verl has {', '.join(_FORMS)}"
-        )
+    if not isinstance(form, str):
+        raise SettingsError(f"verl does not know {form.__name__}", hint=f"verl has {', '.join(_FORMS)}")
     if form == "plain" and (update.epochs > 1 or settings.verl.mini_batches > 1):
         raise SettingsError(f"{name} makes one step an update: nothing corrects for a second", hint="update_epochs: 1")
     rank = settings.model.lora_rank or 0

@@ -7,29 +7,34 @@ G rollouts of one task are a group, R their returns, g the returns from a turn o
 reference enters the loss (k3), not the rewards, for every algorithm that has one.
 Which is biased, and what to use when: docs/concepts/updates.md.
 
-A run is a function ``run(job: TrainingJob) -> Mapping[str, Any]`` that is found by its name (`find_run`) and imported when it
+A run is a function of a `lgov_core.train.settings.TrainingJob` that is found by its name (`find_run`) and imported when it
 is called. It returns figures as JSON values, and raises `LgovError` for what cannot be done.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_type_hints
 
 from msgspec import Meta
 
-from lgov_core.errors import SettingsError, TrainError, suggest_name
-from lgov_core.train.sections import FINITE, Above0, AtLeast0, Count, Whole, check_values
-from lgov_core.train.settings import TrainSettings
-from lgov_core.transitions import CreditRules
+from lgov_core._util.schema import Mistake, checked
+from lgov_core.errors import LgovError, SettingsError, TrainError, suggest_name
+from lgov_core.plugins import load_plugin_file, make_part, named_by_plugins
+from lgov_core.train.sections import FINITE, Above0, AtLeast0, Count, TrainingSection, Whole, check_values
+from lgov_core.transitions import SCHEMES, CreditRules
 
-if TYPE_CHECKING:
-    from lgov_core.gateway.server import MountedApp
+LOSSES: Final = ("clip", "sequence", "cispo", "plain")
+#: The kinds of what `lgov_core.hookspecs.lgov_training` names, each with the names that lgov has itself.
+KINDS: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
+    {"loss": LOSSES, "scheme": tuple(SCHEMES), "sampler": ("in_turn", "curriculum"), "callback": ()}
+)
 
 
 #: How far one update may move a policy, in nats a token: after one that moves it further the learning rate is halved.
@@ -41,11 +46,10 @@ class UpdateConfig:
     """Settings of the update. The defaults held on every seed tried; docs/evidence/measurements.md has those that collapsed.
 
     **Loss.** ``loss`` is its form: ``clip`` (PPO's), ``sequence`` (GSPO's ratio of a whole call), ``cispo`` or ``plain`` (no
-    ratio); formulas in `lgov_core.train.algorithms.losses`. ``clip_low`` and ``clip_high`` bound the ratio to [1 -
-    low, 1 + high];
-    ``dual_clip`` is the second bound where the advantage is negative (None: none). ``kl`` is β, the weight of the KL to the
-    reference, ``entropy`` that of an entropy bonus. How tokens, calls and rollouts count is not set here but by
-    `CreditRules.loss`.
+    ratio); formulas in `lgov_core.train.algorithms.losses`; or a function of the same tensors that gives a `PolicyLoss`.
+    ``clip_low`` and ``clip_high`` bound the ratio to [1 - low, 1 + high]; ``dual_clip`` is the second bound where the advantage
+    is negative (None: none). ``kl`` is β, the weight of the KL to the reference, ``entropy`` that of an entropy bonus. How
+    tokens, calls and rollouts count is not set here but by `CreditRules.loss`.
 
     **Steps.** ``epochs`` passes are made over the rows of one update, each in ``minibatches`` steps of the optimiser
     (whole rollouts, in an order drawn from ``seed``). ``stop_kl`` ends the epochs early once the policy is that far, in
@@ -80,7 +84,7 @@ class UpdateConfig:
     clip_high: AtLeast0 = 0.28
     max_grad_norm: Above0 = 1.0
     tokens_per_batch: Count = 2048
-    loss: Literal["clip", "sequence", "cispo", "plain"] = "clip"
+    loss: str | Callable[..., Any] = "clip"
     dual_clip: Annotated[float, Meta(gt=1.0, le=FINITE)] | None = None
     entropy: AtLeast0 = 0.0
     minibatches: Count = 1
@@ -106,17 +110,20 @@ class UpdateConfig:
 
     def __post_init__(self) -> None:
         check_values(self)
+        if isinstance(self.loss, str) and self.loss not in LOSSES:
+            raise TrainError(f"UpdateConfig.loss must be one of {', '.join(LOSSES)}, not {self.loss!r}")
         if self.schedule != "constant" and self.total_steps is None:
             raise TrainError(
                 f"UpdateConfig.schedule {self.schedule} needs total_steps", hint="give the number of updates of the run"
             )
 
-    def rate_at(self, step: int) -> float:
-        """The fraction of the learning rate that update number ``step`` (from 0) uses."""
+    def rate_at(self, step: int, total: int | None = None) -> float:
+        """The fraction of the learning rate that update number ``step`` (from 0) of ``total`` (`total_steps`) uses."""
         warm = min(1.0, (step + 1) / (self.warmup_steps + 1))
-        if self.schedule == "constant" or self.total_steps is None:
+        total = total or self.total_steps
+        if self.schedule == "constant" or total is None:
             return warm
-        span = max(1, self.total_steps - self.warmup_steps)
+        span = max(1, total - self.warmup_steps)
         done = min(1.0, max(0, step - self.warmup_steps) / span)
         remaining = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
         return warm * (self.final_rate + (1 - self.final_rate) * remaining)
@@ -139,7 +146,7 @@ class SupervisedConfig:
 
 
 #: Below this a group counts as one in which all are alike; the papers divide by the deviation itself.
-_SMALLEST_DEVIATION: Final = 1e-6
+_IN_DEVIATIONS: Final = CreditRules(std_floor=1e-6, deviation="sample", apart=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +171,7 @@ def grpo() -> Algorithm:
     """
     return Algorithm(
         "grpo",
-        CreditRules(std_floor=_SMALLEST_DEVIATION, deviation="sample", apart=False, loss="rollout_tokens"),
+        replace(_IN_DEVIATIONS, loss="rollout_tokens"),
         UpdateConfig(clip_low=0.2, clip_high=0.2, kl=0.02),
     )
 
@@ -188,7 +195,7 @@ def dapo() -> Algorithm:
     """
     return Algorithm(
         "dapo",
-        CreditRules(std_floor=_SMALLEST_DEVIATION, deviation="sample", apart=False, loss="tokens", skip_equal=True),
+        replace(_IN_DEVIATIONS, loss="tokens", skip_equal=True),
         UpdateConfig(clip_low=0.2, clip_high=0.28, kl=0.0),
         extra_groups=2,
     )
@@ -203,7 +210,7 @@ def gspo() -> Algorithm:
     """
     return Algorithm(
         "gspo",
-        CreditRules(std_floor=_SMALLEST_DEVIATION, deviation="sample", apart=False, loss="turns"),
+        replace(_IN_DEVIATIONS, loss="turns"),
         UpdateConfig(loss="sequence", clip_low=3e-4, clip_high=4e-4, kl=0.0),
     )
 
@@ -217,7 +224,7 @@ def cispo() -> Algorithm:
     """
     return Algorithm(
         "cispo",
-        CreditRules(std_floor=_SMALLEST_DEVIATION, deviation="sample", apart=False, loss="tokens"),
+        replace(_IN_DEVIATIONS, loss="tokens"),
         UpdateConfig(loss="cispo", clip_low=1.0, clip_high=4.0, kl=0.0),
     )
 
@@ -271,31 +278,45 @@ def gdpo() -> Algorithm:
     """
     return Algorithm(
         "gdpo",
-        CreditRules(
-            std_floor=_SMALLEST_DEVIATION, deviation="sample", apart=True, loss="rollout_tokens", normalise_batch=True
-        ),
+        replace(_IN_DEVIATIONS, apart=True, loss="rollout_tokens", normalise_batch=True),
         UpdateConfig(clip_low=0.2, clip_high=0.2, kl=0.02),
     )
 
 
 #: The algorithms by name.
 ALGORITHMS: Final[Mapping[str, Callable[[], Algorithm]]] = MappingProxyType(
-    {
-        "grpo": grpo,
-        "dr_grpo": dr_grpo,
-        "dapo": dapo,
-        "gspo": gspo,
-        "cispo": cispo,
-        "rloo": rloo,
-        "reinforce++": reinforce_plus_plus,
-        "ppo": ppo,
-        "gdpo": gdpo,
-    }
+    {make().name: make for make in (grpo, dr_grpo, dapo, gspo, cispo, rloo, reinforce_plus_plus, ppo, gdpo)}
 )
 _CREDIT: Final = {field.name for field in fields(CreditRules)}
 _UPDATE: Final = {field.name for field in fields(UpdateConfig)}
+#: The types of their fields.
+_HINTS: Final = {
+    "credit": get_type_hints(CreditRules, include_extras=True),
+    "update": get_type_hints(UpdateConfig, include_extras=True),
+}
 #: `CreditRules.loss` and `UpdateConfig.loss` have one name; so has each here.
 _RENAMED: Final = {"loss_weighting": ("credit", "loss"), "loss_form": ("update", "loss")}
+#: Overrides that have a setting of their own.
+_SETTINGS: Final = {
+    **{name: f"training.{name}" for name in ("learning_rate", "max_grad_norm", "tokens_per_batch", "packing", "discount")},
+    "epochs": "training.update_epochs",
+    "kl": "training.kl_coef",
+    "seed": "training.seed",
+    "precision": "model.dtype",
+    "critic": "training.algorithm: ppo",
+    "total_steps": "training.steps: the run knows how many updates it makes",
+}  # fmt: skip
+#: Overrides that change something only beside such a value of another field.
+_ONLY_WITH: Final[Mapping[str, tuple[str, Sequence[Any]]]] = MappingProxyType(
+    {
+        **dict.fromkeys(("clip_low", "clip_high"), ("loss_form", ("clip", "sequence", "cispo"))),
+        "dual_clip": ("loss_form", ("clip",)),
+        "final_rate": ("schedule", ("linear", "cosine")),
+        "gae_lambda": ("scheme", ("gae",)),
+        **dict.fromkeys(("state", "step_weight"), ("scheme", ("gigpo",))),
+        **dict.fromkeys(("value_clip", "value_rate", "value_width"), ("critic", (True,))),
+    }
+)
 
 
 def algorithm(name: str, **overrides: Any) -> Algorithm:
@@ -313,7 +334,7 @@ def algorithm(name: str, **overrides: Any) -> Algorithm:
     preset = ALGORITHMS[canonical]()
     parts: dict[str, dict[str, Any]] = {"credit": {}, "update": {}}
     for key, value in overrides.items():
-        section, field = _RENAMED.get(key) or _place(key)
+        section, field = _place(key)
         parts[section][field] = value
     return replace(
         preset, credit=replace(preset.credit, **parts["credit"]), update=replace(preset.update, **parts["update"])
@@ -325,6 +346,8 @@ def _place(key: str) -> tuple[str, str]:
         raise SettingsError(
             "loss can be two things", hint="write loss_weighting (CreditRules) or loss_form (UpdateConfig)"
         )
+    if key in _RENAMED:
+        return _RENAMED[key]
     if key in _CREDIT:
         return "credit", key
     if key in _UPDATE:
@@ -335,25 +358,91 @@ def _place(key: str) -> tuple[str, str]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingJob:
-    """A request to ``lgov train``.
+def read_parts(
+    training: TrainingSection, where: Callable[[tuple[str, ...]], str] = ".".join
+) -> tuple[dict[str, Any], Callable[..., Any] | str, list[Callable[..., Any]]]:
+    """The overrides of `algorithm`, the sampler and the callbacks that ``training`` names; of lgov's own parts the names.
 
-    ``agent`` is ``module:function`` or ``file.py:function``; ``folder`` is where the run leaves everything. ``traces`` is a
-    store of recorded rollouts, for what learns from those. ``resume`` continues with the run in ``folder``. ``say`` writes one
-    line for people. ``mounted`` is served beside the endpoint, where that is in this process.
+    All are checked: names, options, and that they change something. ``where`` says where a key was set. Raises `SettingsError`.
     """
+    with _told(where(("training", "plugins"))):
+        named = named_by_plugins("lgov_training", KINDS, map(load_plugin_file, training.plugins))
+    overrides: dict[str, Any] = {}
+    for key, value in training.algorithm_options.items():
+        with _told(where(("training", "algorithm_options", key))):
+            section, name = _place(key)
+            if key in _SETTINGS:
+                raise SettingsError(f"{key} is not among algorithm_options", hint=f"write {_SETTINGS[key]}")
+            kind = {"scheme": "scheme", "loss_form": "loss"}.get(key)
+            overrides[key] = _part(kind, value, named) if kind else _value(key, value, _HINTS[section][name])
+    if overrides.get("schedule", "constant") != "constant":
+        overrides["total_steps"] = 1  # with each update the run says how many it makes
+    name = algorithm_name(training.algorithm)
+    with _told(where(("training", "algorithm_options"))):
+        if name in OTHERS and (overrides or training.sampler or training.callbacks):
+            raise SettingsError(f"{name} takes no algorithm_options, sampler or callbacks", hint="leave them out")
+        chosen = algorithm("grpo" if name in OTHERS else name, **overrides)
+        scheme = chosen.credit.scheme
+        if (scheme == "gae") is not chosen.update.critic:
+            raise SettingsError(f"{name} and the scheme {scheme} do not go together", hint="gae is ppo's")
+    for key in overrides:
+        with _told(where(("training", "algorithm_options", key))):
+            _check_used(key, chosen)
+    with _told(where(("training", "sampler"))):
+        if training.curriculum and training.sampler not in (None, "curriculum"):
+            raise SettingsError("training.curriculum is another sampler", hint="leave one of them out")
+        sampler = _part("sampler", training.sampled_by, named)
+    with _told(where(("training", "callbacks"))):
+        callbacks: list[Any] = [_part("callback", raw, named) for raw in training.callbacks]
+    with _told(where(("training", "stop_after_evaluations"))):
+        if training.stop_after_evaluations and not training.evaluate_every:
+            raise SettingsError("no evaluations are made during the training", hint="set training.evaluate_every")
+    return overrides, sampler, callbacks
 
-    settings: TrainSettings
-    folder: Path
-    agent: str | None = None
-    traces: str | None = None
-    resume: bool = False
-    say: Callable[[str], None] = print
-    mounted: MountedApp | None = None
+
+def _value(name: str, raw: Any, kind: Any) -> Any:
+    """``raw`` as a value of type ``kind``; text may be a number: YAML 1.1 reads 5e-7 as text. Raises `SettingsError`."""
+    try:
+        return checked(raw, kind, strict=not isinstance(raw, str))
+    except Mistake as mistake:
+        raise SettingsError(f"{name} must be {mistake.expected}, not {raw!r}") from None
 
 
-Run = Callable[[TrainingJob], Mapping[str, Any]]
+def _part(kind: str, raw: Any, named: Mapping[str, Mapping[str, Any]]) -> Callable[..., Any] | str:
+    """The part that ``raw`` names: NAME, or {use: NAME, with: options}; a name for one of lgov's. Raises `SettingsError`."""
+    fields: Any = raw if isinstance(raw, Mapping) else {"use": raw}
+    use, options = fields.get("use"), fields.get("with") or {}
+    if not isinstance(use, str) or not isinstance(options, Mapping) or fields.keys() - {"use", "with"}:
+        raise SettingsError(f"the {kind} is {raw!r}", hint="write NAME or {use: NAME, with: {option: value}}")
+    if use in KINDS[kind] and not options:
+        return use
+    if use not in named[kind]:
+        names = [*named[kind], *([] if options else KINDS[kind])]
+        hint = suggest_name(use, names, f"there are {', '.join(names) or 'none'}; plugins name more")
+        raise SettingsError(f"there is no {kind} {use}{' with options' if options else ''}", hint=hint)
+    plugin, factory = named[kind][use]
+    return make_part(f"{kind} {use} of {plugin}", factory, options)
+
+
+def _check_used(key: str, chosen: Algorithm) -> None:
+    """Raises `SettingsError` for an option that changes nothing beside the other choices."""
+    other, values = _ONLY_WITH.get(key, (key, None))
+    section, name = _place(other)
+    if values is not None and (value := getattr(getattr(chosen, section), name)) not in values:
+        value = getattr(value, "__name__", value)
+        raise SettingsError(f"{key} changes nothing where {other} is {value}", hint="leave it out")
+
+
+@contextlib.contextmanager
+def _told(origin: str) -> Generator[None]:
+    """Says in front of errors where the setting is that they are about."""
+    try:
+        yield
+    except LgovError as error:
+        raise SettingsError(f"{origin}: {error.message}", hint=error.hint) from error
+
+
+Run = Callable[[Any], Mapping[str, Any]]
 
 #: What runs reinforcement learning: name → (``module:function``, a line for people).
 BACKENDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(

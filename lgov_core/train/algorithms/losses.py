@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from lgov_core.errors import TrainError
 from lgov_core.train.algorithms.algorithms import UpdateConfig
 
 Tensor = torch.Tensor
@@ -39,8 +40,14 @@ class PolicyLoss:
 def policy_loss(
     config: UpdateConfig, logprobs: Tensor, old: Tensor, advantages: Tensor, sequences: Tensor
 ) -> PolicyLoss:
-    """The form that ``config`` names, with its clip range."""
+    """The form that ``config`` names, with its clip range, or its own function. Raises `TrainError` if that gives no loss."""
     low, high = config.clip_low, config.clip_high
+    if not isinstance(config.loss, str):
+        result = config.loss(logprobs, old, advantages, sequences)
+        if not isinstance(result, PolicyLoss) or {result.loss.shape, result.clipped.shape} != {logprobs.shape}:
+            name = getattr(config.loss, "__name__", config.loss)
+            raise TrainError(f"{name} gave no PolicyLoss of {len(logprobs)} tokens", hint="see losses.PolicyLoss")
+        return result
     if config.loss == "plain":
         return plain_loss(logprobs, advantages)
     if config.loss == "cispo":

@@ -124,6 +124,8 @@ class PolicyUpdate:
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.device = self.parameters[0].device
         self.updates = 0
+        #: How many updates are to be made; replaces ``config.total_steps``.
+        self.planned: int | None = None
         self.rate_left = 1.0  # of the learning rate, after updates that were too large
         self.head: ValueHead | None = None
         groups = [{"params": self.parameters, "lr": config.learning_rate, "weight_decay": config.weight_decay}]
@@ -167,7 +169,7 @@ class PolicyUpdate:
         if not kept:
             return UpdateMetrics(dropped_tokens=dropped)
         check_finite(kept)
-        rate = config.rate_at(self.updates) * self.rate_left
+        rate = config.rate_at(self.updates, self.planned) * self.rate_left
         for group, full in zip(self.optimizer.param_groups, (config.learning_rate, config.value_rate), strict=False):
             group["lr"] = full * rate
         try:

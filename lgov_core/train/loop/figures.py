@@ -21,13 +21,15 @@ from lgov_core.transitions.transition_set import Transition, TransitionSet, by_r
 from lgov_core.types import Attempt, CapturedCall, Span
 
 _Z = 1.959964
+#: The fewest independent values of which an interval is said.
+_FEWEST: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """A mean (or a share) with its 95 % interval, over ``count`` independent values. All NaN where there were none.
 
-    ``low`` and ``high`` are minus and plus infinity where one value says nothing about the spread.
+    ``low`` and ``high`` are minus and plus infinity where there are fewer than three: too few to say.
     """
 
     mean: float
@@ -50,8 +52,8 @@ def mean_interval(values: Sequence[float]) -> Estimate:
     if count == 0:
         return Estimate(math.nan, math.nan, math.nan, 0)
     mean = math.fsum(values) / count
-    if count == 1:
-        return Estimate(mean, -math.inf, math.inf, 1)
+    if count < _FEWEST:
+        return Estimate(mean, -math.inf, math.inf, count)
     variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
     half = t_quantile(count - 1) * math.sqrt(variance / count)
     return Estimate(mean, mean - half, mean + half, count)
@@ -73,7 +75,7 @@ def share_interval(groups: Mapping[str, Sequence[bool]]) -> Estimate:
     values = [value for group in groups.values() for value in group]
     if not values:
         return Estimate(math.nan, math.nan, math.nan, 0)
-    low, high = wilson_interval(sum(values), len(values))
+    low, high = wilson_interval(sum(values), len(values)) if len(values) >= _FEWEST else (-math.inf, math.inf)
     return Estimate(sum(values) / len(values), low, high, len(values))
 
 
@@ -269,9 +271,9 @@ def earned_figures(
     """Rewards and outcomes of rollouts, as JSON values. Pure.
 
     ``reward`` is the mean task reward over the attempts in ``counted`` (rollout id, attempt), ``reward_air`` and so on
-    those of other channels, each with half its 95 % interval (normal). ``rewards`` gives attempt, channel and value;
-    other attempts are ignored. ``usable`` counts ``counted``; ``counts`` are the governors' counts in trainable
-    rollouts.
+    those of other channels, each with half its 95 % interval over tasks (None: too few to say). ``rewards`` gives attempt,
+    channel and value; other attempts are ignored. ``usable`` counts ``counted``; ``counts`` are the governors' counts in
+    trainable rollouts.
     """
     sums: dict[str, dict[tuple[str, int], float]] = defaultdict(lambda: dict.fromkeys(counted, 0.0))
     keys = set(counted)
@@ -279,23 +281,21 @@ def earned_figures(
         if key in keys:
             sums[channel][key] += value
     figures: dict[str, Any] = {"usable": len(counted), "rollouts": len(results)}
+    task_of = {result.rollout_id: result.task_id for result in results}
     for channel, values in sorted(sums.items()):
         name = "reward" if channel == "task" else f"reward_{channel}"
-        figures[name], figures[f"{name}_half_width"] = _mean_and_half_width(list(values.values()))
+        groups: defaultdict[str, list[float]] = defaultdict(list)
+        for (rollout_id, _), value in values.items():
+            groups[task_of[rollout_id]].append(value)
+        half = (interval := grouped_interval(groups)).high - interval.mean
+        figures[name] = math.fsum(values.values()) / len(values)
+        figures[f"{name}_half_width"] = half if math.isfinite(half) else None
     counts: Counter[str] = Counter()
     for result in results:
         if result.trainable:
             counts.update({name: int(count) for name, count in result.counts.items()})
     outcomes = Counter(result.outcome.value for result in results if result.outcome is not None)
     return {**figures, "outcomes": dict(outcomes), "counts": dict(counts)}
-
-
-def _mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
-    mean = math.fsum(values) / len(values)
-    if len(values) < 2:
-        return mean, 0.0
-    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return mean, 1.959964 * math.sqrt(variance / len(values))
 
 
 def _rewards(

@@ -90,6 +90,7 @@ class JointUpdate:
 
     def __init__(self, learners: Mapping[str, PolicyUpdate]) -> None:
         self.learners = dict(learners)
+        self.planned: int | None = None
         critics = [name for name, learner in self.learners.items() if learner.head is not None]
         if critics:
             raise TrainError(
@@ -114,6 +115,7 @@ class JointUpdate:
         updates: dict[str, UpdateMetrics] = {}
         try:
             for name, learner in self.learners.items():
+                learner.planned = self.planned
                 own = [row for row in rows if row.model == name]
                 updates[name] = learner.update(own, progress, version=version)
         except TrainError:

@@ -36,10 +36,14 @@ Progress = Callable[[int, int], None]
 _LAST: Final = 5
 #: The figure of a batch that says which weights were the newest when its update began.
 _VERSION = "learns_from_version"
+#: The figure of a batch that says how many updates were planned.
+_TOTAL = "updates_planned"
 
 
 class Learner(Protocol):
-    """Makes updates, such as `PolicyUpdate`: the same state and rows give the same weights."""
+    """Makes updates, such as `PolicyUpdate`: the same state and rows give the same weights. ``planned`` is their number."""
+
+    planned: int | None
 
     def credit(self, data: TransitionSet, rules: CreditRules) -> TransitionSet:
         """`assign_credit` by ``rules``, after a critic, where the learner has one, has valued each turn."""
@@ -104,6 +108,8 @@ class TrainingRun:
     keep_weights: bool = False
     seal: Seal | None = None
     pause_updates: bool = False
+    #: How many updates are planned, where a schedule needs that: it is in the record of each batch.
+    total: int | None = None
 
     def __post_init__(self) -> None:
         self.batches, self.checkpoints = self.folder / "transitions", self.folder / "checkpoints"
@@ -194,6 +200,8 @@ class TrainingRun:
             )
         # An update that is made again after a kill takes the same calls for those of older weights.
         all_figures = {**(figures or {}), _VERSION: self.engine.weights_version}
+        if self.total is not None:
+            all_figures[_TOTAL] = self.total
         record = write_batch(self.batches, step, transitions, all_figures)
         try:
             metrics = self._update(record, transitions, progress)
@@ -252,6 +260,7 @@ class TrainingRun:
         self._updating = True
         version = record.figures.get(_VERSION)
         known_version = version if isinstance(version, int) else None
+        self.learner.planned = record.figures.get(_TOTAL)
         rows = self.rows(transitions)
         with paused(self.engine) if self.pause_updates else contextlib.nullcontext():
             metrics = self.learner.update(rows, progress, version=known_version)

@@ -8,5 +8,5 @@ export function Estimate({ value, share = false, difference = false }) {
   const show = (one) => (share ? (difference && one > 0 ? "+" : "") + percent(one) : difference ? signed(one) : number(one));
   const sure = difference && value.low !== null && (value.low > 0 || value.high < 0);
   const css = sure ? (value.mean > 0 ? "good" : "bad") : "";
-  return html`<span class=${css}>${show(value.mean)}</span>${value.low !== null && html` <small class="interval">${show(value.low)} … ${show(value.high)}</small>`}`;
+  return html`<span class=${css}>${show(value.mean)}</span><small class="interval"> ${value.low === null ? "too few to say" : `${show(value.low)} … ${show(value.high)}`}</small>`;
 }
