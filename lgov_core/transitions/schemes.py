@@ -268,7 +268,7 @@ def _divided(scores: Turns, divisor: float) -> Turns:
 def check_known(rules: CreditRules) -> None:
     """Raises `TransitionError` for a name that no scheme has."""
     if isinstance(rules.scheme, str) and rules.scheme not in SCHEMES:
-        hint = f"there are {', '.join(SCHEMES)}; a function of your own is given itself"
+        hint = f"there are {', '.join(SCHEMES)}, and those of plugins (hook lgov_training)"
         raise TransitionError(f"there is no credit scheme {rules.scheme!r}", hint=hint)
 
 
