@@ -56,7 +56,7 @@ from lgov_core.train.loop.collecting import UsableSteps
 from lgov_core.train.loop.figures import earned_figures
 from lgov_core.train.loop.lineage import Facts, Lineage, policy_facts, weights_digest
 from lgov_core.train.loop.loop import RolloutTask, TrainingLoop
-from lgov_core.train.loop.run_files import train_lines
+from lgov_core.train.loop.run_files import file_sha256, train_lines
 from lgov_core.train.settings import TrainSettings
 from lgov_core.transitions import Selection
 from lgov_core.types import Attempt
@@ -233,7 +233,11 @@ class TrainingServer:
     def _lineage(self, start_sha256: str) -> Lineage:
         settings = self.settings
         rules = settings.runtime.policy
-        own = {} if self._algorithm is None else {"own_algorithm": to_builtins(self._algorithm, enc_hook=repr)}
+        own: dict[str, Any] = (
+            {} if self._algorithm is None else {"own_algorithm": to_builtins(self._algorithm, enc_hook=repr)}
+        )
+        if settings.training.plugins:
+            own["plugins_sha256"] = {str(path): file_sha256(path) for path in settings.training.plugins}
         facts = Facts(
             run_id=self._loop_id,
             model=str(settings.model.name),

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch", reason='needs the extra "train"')
 
 from lgov_core import Client  # noqa: E402
+from lgov_core.audit.lineage import read_attestation  # noqa: E402
 from lgov_core.errors import LgovError, SettingsError, TrainError, TransitionError  # noqa: E402
 from lgov_core.models import build_tiny  # noqa: E402
 from lgov_core.plugins import load_plugin_file  # noqa: E402
@@ -265,6 +267,9 @@ def test_the_example_of_the_page_trains(model: Path, tmp_path: Path, monkeypatch
     assert len({line["weights_sha256"] for line in run.updates}) == 4
     # Warm-up over two updates, then a cosine that ends at a tenth after the four updates that the run makes.
     assert [line["learning_rate"] for line in run.updates] == pytest.approx([5e-3 / 3, 10e-3 / 3, 5e-3, 5e-3 * 0.55])
+    (line, *_) = (run.folder / "checkpoints" / "step-000004" / "lineage.jsonl").read_text().splitlines()
+    stated = read_attestation(line).statement["predicate"]["settings"]
+    assert stated["plugins_sha256"] == {str(tmp_path / "my_algo.py"): sha256(PROGRAM[0].encode()).hexdigest()}
     names = vars(load_plugin_file(tmp_path / "my_algo.py"))
     exec(PROGRAM[1], names)
     assert names["mine"].update.loss.high == 0.3

@@ -298,25 +298,18 @@ _HINTS: Final = {
 _RENAMED: Final = {"loss_weighting": ("credit", "loss"), "loss_form": ("update", "loss")}
 #: Overrides that have a setting of their own.
 _SETTINGS: Final = {
-    **{name: f"training.{name}" for name in ("learning_rate", "max_grad_norm", "tokens_per_batch", "packing", "discount")},
-    "epochs": "training.update_epochs",
-    "kl": "training.kl_coef",
-    "seed": "training.seed",
-    "precision": "model.dtype",
-    "critic": "training.algorithm: ppo",
+    **{name: f"training.{name}" for name in ("learning_rate", "max_grad_norm", "tokens_per_batch", "packing", "seed")},
+    "discount": "training.discount", "epochs": "training.update_epochs", "kl": "training.kl_coef",
+    "precision": "model.dtype", "critic": "training.algorithm: ppo",
     "total_steps": "training.steps: the run knows how many updates it makes",
 }  # fmt: skip
 #: Overrides that change something only beside such a value of another field.
-_ONLY_WITH: Final[Mapping[str, tuple[str, Sequence[Any]]]] = MappingProxyType(
-    {
-        **dict.fromkeys(("clip_low", "clip_high"), ("loss_form", ("clip", "sequence", "cispo"))),
-        "dual_clip": ("loss_form", ("clip",)),
-        "final_rate": ("schedule", ("linear", "cosine")),
-        "gae_lambda": ("scheme", ("gae",)),
-        **dict.fromkeys(("state", "step_weight"), ("scheme", ("gigpo",))),
-        **dict.fromkeys(("value_clip", "value_rate", "value_width"), ("critic", (True,))),
-    }
-)
+_ONLY_WITH: Final[Mapping[str, tuple[str, Sequence[Any]]]] = {
+    **dict.fromkeys(("clip_low", "clip_high"), ("loss_form", ("clip", "sequence", "cispo"))),
+    "dual_clip": ("loss_form", ("clip",)), "final_rate": ("schedule", ("linear", "cosine")),
+    **dict.fromkeys(("state", "step_weight"), ("scheme", ("gigpo",))), "gae_lambda": ("scheme", ("gae",)),
+    **dict.fromkeys(("value_clip", "value_rate", "value_width"), ("critic", (True,))),
+}  # fmt: skip
 
 
 def algorithm(name: str, **overrides: Any) -> Algorithm:
