@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch", reason='needs the extra "train"')
 
-from tests.bench import gpu  # noqa: E402
+from tests.bench import gpu
 
 
 def test_every_part_runs_and_finds_what_it_computes_right(capsys: pytest.CaptureFixture[str]) -> None:
