@@ -19,6 +19,7 @@ from lgov_core.audit.entry import Payload
 from lgov_core.audit.record_file import EntryChain, EntryRow
 from lgov_core.audit.signing import ForeignEntry, Seals
 from lgov_core.errors import AuditError
+from lgov_core.types import ToolOutcome
 from tests.audit.audit_parts import DENY, action
 from tests.audit.test_audit_forged import (
     allowed,
@@ -177,6 +178,21 @@ def test_an_entry_that_cannot_be_made_is_named(path: Path) -> None:
             log.append("note", {"size": float("nan")}, arguments=None, content={})
         assert log.append("note", {"size": 1}, arguments=None, content={}).startswith("not_")
         assert [entry.seq for entry in log.entries()] == [1]
+
+
+def test_an_entry_of_another_kind_keeps_what_belongs_to_it_without_what_is_redacted(path: Path) -> None:
+    with AuditLog(path, signer=None, redact=["secret"]) as log:
+        texts = {"note": "a", "secret": "b"}
+        first = log.append("note", {"size": 1}, arguments=texts, content=texts)
+        second = log.append("trace", {}, arguments=None, content={"note": None})
+        third = log.commit_outcome(ToolOutcome(action(), "ok", result="done"), None)
+        entries = log.entries()
+    assert [entry.entry_id for entry in entries] == [first, second, third]
+    assert [entry_id.partition("_")[0] for entry_id in (first, second, third)] == ["not", "tra", "out"]
+    assert json.loads(entries[0].arguments or "")["note"] == json.loads(entries[0].content or "")["note"] == "a"
+    assert '"b"' not in f"{entries[0].arguments}{entries[0].content}"
+    assert (entries[1].arguments, entries[1].content) == (None, None)
+    assert json.loads(entries[2].content or "") == {"result": "done"}
 
 
 # ---------------------------------------------------------------------- heads

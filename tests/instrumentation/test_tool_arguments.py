@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import OrderedDict, UserDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -502,6 +503,9 @@ def test_keys_and_enums_count_as_a_step_down() -> None:
         ONE = "one"
 
     assert plain(Deep.ONE, MAX_DEPTH - 1) == "one"
+    assert plain({(): 1}, MAX_DEPTH - 1) == {"[]": 1}
+    with pytest.raises(Unreadable):
+        plain({((),): 1}, MAX_DEPTH - 1)
     for value in (Deep.ONE, {"a": 1}, {(): 1}):
         with pytest.raises(Unreadable):
             plain(value, MAX_DEPTH)
@@ -517,6 +521,12 @@ def test_the_fields_of_a_value_are_those_of_a_model_or_a_dataclass() -> None:
     assert fields_in(Point) is None
     assert fields_in({"a": 1}) is None
     assert fields_in(Opaque()) is None
+
+
+def test_the_fields_of_a_model_are_found_without_what_pydantic_warns_of() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fields_in(Inner(file="a")) == {"path": "a"}
 
 
 def test_a_root_model_is_its_one_value() -> None:

@@ -153,6 +153,11 @@ def _described(mutant: Mutant, status: str = "survived") -> str:
 # ---------------------------------------------------------------------- which tests run which lines
 
 
+def _is_ours(module: object) -> bool:
+    file = getattr(module, "__file__", None) or ""
+    return Path(file).is_relative_to(Path.cwd()) and "site-packages" not in file
+
+
 class Measured:
     """The tests that run the files, with their lines, and the modules that they load besides ours."""
 
@@ -174,14 +179,13 @@ class Measured:
 
     def measure(self, items: Items) -> None:
         """Runs the tests without mutants, where nothing is kept of them."""
-        ours = {file.removesuffix(".py").partition("/")[0] for file in (*self._subject.files, *self._subject.tests)}
 
         def trial(test_file: str) -> Trial:
             tests = [item for test, item in items.items() if test.startswith(f"{test_file}::")]
 
             def work(begins: Callable[[str], object]) -> int:
                 of_tests = measured(self._subject.files, tests, begins)
-                modules = sorted(name for name in sys.modules if name.partition(".")[0] not in ours | {"__main__"})
+                modules = sorted(name for name, module in sys.modules.items() if not _is_ours(module))
                 kept = {"digest": self._digest(test_file), "tests": of_tests, "modules": modules}
                 self._kept_at(test_file).write_text(json.dumps(kept))
                 return 0
