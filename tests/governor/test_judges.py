@@ -17,6 +17,7 @@ from lgov_core.plugins import PolicyPlugin, make_plugin_manager, register
 from lgov_core.policies import BoundedPolicy, PIIPolicy, PolicySet, Rule, ToolPolicy
 from lgov_core.policies.policy_set import explain
 from lgov_core.types import Action, Decision, Effect, Point, Severity
+from tests.cells import Seen
 from tests.governor.governors import ALLOW, DENY, Says, both, call, governor
 
 
@@ -464,3 +465,35 @@ def test_a_rule_that_is_asked_last_is_skipped_where_another_denies(
     assert (first.rule, first.covers, first.skipped) == ("tools", True, False)
     assert (last.rule, last.covers, last.skipped) == ("last", covers, skipped)
     assert (last.decision is None) is (skipped or not covers)
+
+
+# ---------------------------------------------------------------------- who recognises an action
+
+
+class Keeps:
+    """A plugin that keeps the ids of what it is asked about."""
+
+    def __init__(self, **promises: Any) -> None:
+        vars(self).update(promises)
+        self.ids: list[str | None] = []
+
+    @hookimpl
+    def lgov_pre_tool_call(self, action: Action) -> Decision:
+        self.ids.append(action.operation_id)
+        return ALLOW
+
+
+@pytest.mark.parametrize(
+    ("promises", "identified"), [({"stateful": True}, True), ({"stateful": 1}, False), ({}, False)]
+)
+def test_an_action_gets_an_id_where_somebody_has_to_recognise_it(promises: dict[str, Any], identified: bool) -> None:
+    plugin = Keeps(**promises)
+    governor(plugin).decide(call())
+    assert [operation_id is not None for operation_id in plugin.ids] == [identified]
+
+
+def test_a_call_that_is_refused_unasked_has_an_id_too() -> None:
+    seen = Seen()
+    governor(seen, Keeps(stateful=True)).refuse(call(), "unreadable", "It cannot be read.")
+    (decided,) = seen.decisions()
+    assert str(decided.action.operation_id).startswith("op_")

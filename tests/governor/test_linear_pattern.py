@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lgov_core.errors import PolicyError
-from lgov_core.governor.patterns import MAX_STEPS, LinearPattern, pattern_steps
+from lgov_core.governor.patterns import MAX_STEPS, MIN_BYTES, LinearPattern, PatternLimit, pattern_steps
 from lgov_core.policies import ConstantPolicy, PolicySet, Rule
 from lgov_core.policies.tools import ToolPolicy
 from lgov_core.types import Action, Effect, Point
@@ -98,3 +98,45 @@ def test_the_longest_text_of_a_glob_takes_no_100_ms(glob: str) -> None:
     action = Action(Point.PRE_TOOL_CALL, "t", arguments={"x": "a" * (MAX_STEPS // len(glob))})
     assert rule.condition is not None
     assert cpu_time(lambda: rule.condition and rule.condition.holds(action)) < 0.1
+
+
+# ---------------------------------------------------------------------- the exact limits
+
+
+def of_size(steps: int) -> LinearPattern:
+    """A pattern of so many instructions."""
+    return LinearPattern("p", "a" * (steps - LinearPattern("p", "a").steps + 1))
+
+
+def test_a_pattern_may_have_as_many_instructions_as_leave_room_for_a_short_text() -> None:
+    most = MAX_STEPS // MIN_BYTES
+    assert of_size(most).steps == most
+    with pytest.raises(PolicyError, match="whose 6001 instructions take too long"):
+        of_size(most + 1)
+
+
+def test_a_text_may_be_as_long_as_all_steps_allow_and_then_nothing_is_left() -> None:
+    pattern = of_size(MAX_STEPS // MIN_BYTES)
+    for text in ("b" * 499, "é" * 249 + "b"):
+        with pattern_steps():
+            assert not pattern.search(text)
+            with pytest.raises(PatternLimit, match="text longer than 500 bytes"):
+                pattern.search("")
+    for text in ("b" * 500, "é" * 250):
+        with pattern_steps(), pytest.raises(PatternLimit):
+            pattern.search(text)
+
+
+def test_outside_of_a_judgement_nothing_is_searched() -> None:
+    pattern = LinearPattern("p", "a")
+    with pattern_steps():
+        assert pattern.search("a")
+    with pytest.raises(PatternLimit):
+        pattern.search("a")
+
+
+def test_groups_take_no_time_and_errors_are_not_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    assert LinearPattern("p", "(a)(b)").steps == LinearPattern("p", "ab").steps
+    with pytest.raises(PolicyError):
+        LinearPattern("p", "(")
+    assert capfd.readouterr() == ("", "")

@@ -137,6 +137,7 @@ def test_a_model_reads_who_blocked_why_and_what_to_do() -> None:
         Decision(Effect.DENY, "p").denial_message()
         == "DENIED by policy p: not allowed. It was not run; do not repeat it."
     )
+    assert "p: at most MAX. It was" in Decision(Effect.DENY, "p", reason="at most MAX").denial_message()
     after = "DENIED by policy p/r: not now. It was run, but its result is withheld; do not repeat it."
     assert denial.denial_message(after=True) == after
     escalation = Decision(Effect.ESCALATE, "p", "r", "ask")
