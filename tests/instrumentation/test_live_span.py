@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from lgov_core.governor import Governor
+from lgov_core.instrumentation import otel_spans
 from lgov_core.instrumentation.live_span import (
     MODEL_CALL,
     MODEL_SERVER,
@@ -138,7 +139,8 @@ def test_a_span_has_its_name_its_times_and_its_ids(governor: Governor, seen: See
     assert ended.trace_id is chat.trace_id is None
     assert (ended.rollout_id, ended.attempt) == (None, None)
     assert semconv.ERROR_TYPE not in ended.attributes
-    assert chat.ended
+    assert (chat.ended, LiveSpan(governor, semconv.CHAT).ended) == (True, False)
+    assert LiveSpan(governor, semconv.CHAT).ended is False
 
 
 def test_an_id_is_sixteen_hex_digits() -> None:
@@ -314,110 +316,112 @@ def test_a_thread_knows_the_span_that_it_was_started_in(governor: Governor) -> N
     in_a_fork(check)
 
 
-def test_without_opentelemetrys_api_a_span_is_only_lgovs(governor: Governor) -> None:
-    def check() -> None:
-        for name in [name for name in sys.modules if name.startswith("opentelemetry")]:
-            del sys.modules[name]
-        span = LiveSpan(governor, semconv.CHAT)
-        assert span.attach_otel() is None
-        assert span.trace_id is None
-
-    in_a_fork(check)
+def test_without_opentelemetrys_api_a_span_is_only_lgovs(governor: Governor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "opentelemetry.trace", raising=False)
+    span = LiveSpan(governor, semconv.CHAT)
+    assert span.attach_otel() is None
+    assert span.trace_id is None
 
 
-def test_a_governor_that_exports_no_spans_leaves_opentelemetry_alone() -> None:
-    def check() -> None:
-        exporter = recording()
-        silent = Governor()
-        silent.exports_spans = False
-        with live_span(silent, semconv.INVOKE_AGENT, "a") as span:
-            assert span.trace_id is None
-            assert span.attach_otel() is None
-        assert exporter.get_finished_spans() == ()
-
-    in_a_fork(check)
-
-
-def recording() -> Any:
-    """Records the spans of this process; what it returns has those that have ended."""
+@pytest.fixture
+def provided(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], None]]:
+    """Sets OpenTelemetry's provider, or None, for one test: a program can do so once only."""
     from opentelemetry import trace
+
+    def provide(provider: Any) -> None:
+        monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+        otel_spans._tracer.cache_clear()
+
+    yield provide
+    otel_spans._tracer.cache_clear()
+
+
+@pytest.fixture
+def exporter(provided: Callable[[Any], None]) -> Any:
+    """Has the spans that the program has exported."""
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
     provider, exporter = TracerProvider(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    trace.set_tracer_provider(provider)
+    provided(provider)
     return exporter
 
 
+def test_a_governor_that_exports_no_spans_leaves_opentelemetry_alone(exporter: Any) -> None:
+    silent = Governor()
+    silent.exports_spans = False
+    with live_span(silent, semconv.INVOKE_AGENT, "a") as span:
+        assert span.trace_id is None
+        assert span.attach_otel() is None
+    assert exporter.get_finished_spans() == ()
+
+
 @pytest.mark.parametrize("content", ["true", "false"])
-def test_a_span_is_one_of_the_programs_and_stands_between_its_spans(content: str) -> None:
-    def check() -> None:
-        from opentelemetry import trace
+def test_a_span_is_one_of_the_programs_and_stands_between_its_spans(
+    content: str, exporter: Any, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from opentelemetry import trace
 
-        os.environ[CONTENT_VARIABLE] = content
-        exporter, seen = recording(), Seen()
-        governor = Governor(plugins=[seen], capture_content=True)
-        tracer = trace.get_tracer("user")
-        attributes = {semconv.TOOL_NAME: "t", semconv.TOOL_ARGUMENTS: "secret"}
-        with tracer.start_as_current_span("request") as request:
-            with live_span(governor, semconv.INVOKE_AGENT, "a") as agent:
-                away = LiveSpan(governor, semconv.CHAT, "m", parent=agent)
-                with (
-                    live_span(governor, semconv.EXECUTE_TOOL, "t", attributes) as tool,
-                    tracer.start_as_current_span("query"),
-                ):
-                    within = LiveSpan(governor, semconv.CHAT, "n", parent=tool)
-                    far = LiveSpan(governor, semconv.CHAT, "o", parent=agent)
-                    for span in (within, far, away):
-                        span.end()
-            assert trace.get_current_span() is request
-        exported = {span.name: span for span in exporter.get_finished_spans()}
-        parents = {name: span.parent and f"{span.parent.span_id:016x}" for name, span in exported.items()}
-        ids = {name: f"{span.context.span_id:016x}" for name, span in exported.items()}
-        assert parents["invoke_agent a"] == ids["request"]
-        assert parents["execute_tool t"] == ids["invoke_agent a"] == agent.span_id
-        assert parents["query"] == ids["execute_tool t"] == tool.span_id
-        assert parents["chat n"] == ids["query"], "the program opened a span inside of the current one"
-        assert parents["chat m"] == parents["chat o"] == agent.span_id
-        assert {span.context.trace_id for span in exported.values()} == {int(agent.trace_id or "", 16)}
-        assert all(span.trace_id == agent.trace_id for span in seen.spans)
-        expected = {semconv.OPERATION: "execute_tool", **attributes}
-        if content == "false":
-            del expected[semconv.TOOL_ARGUMENTS]
-        assert dict(exported["execute_tool t"].attributes) == expected
-        ours = seen.spans[-2]
-        assert (ours.name, ours.attributes[semconv.TOOL_ARGUMENTS]) == ("execute_tool t", "secret")
-        assert abs(exported["execute_tool t"].start_time / 1e9 - ours.started_at) < 1e-3
-        assert abs(exported["execute_tool t"].end_time / 1e9 - (ours.ended_at or 0)) < 1e-3
-
-    in_a_fork(check)
+    monkeypatch.setenv(CONTENT_VARIABLE, content)
+    governor = Governor(plugins=[seen], capture_content=True)
+    tracer = trace.get_tracer("user")
+    attributes = {semconv.TOOL_NAME: "t", semconv.TOOL_ARGUMENTS: "secret"}
+    with tracer.start_as_current_span("request") as request:
+        with live_span(governor, semconv.INVOKE_AGENT, "a") as agent:
+            away = LiveSpan(governor, semconv.CHAT, "m", parent=agent)
+            with (
+                live_span(governor, semconv.EXECUTE_TOOL, "t", attributes) as tool,
+                tracer.start_as_current_span("query"),
+            ):
+                within = LiveSpan(governor, semconv.CHAT, "n", parent=tool)
+                far = LiveSpan(governor, semconv.CHAT, "o", parent=agent)
+                for span in (within, far, away):
+                    span.end()
+        assert trace.get_current_span() is request
+    exported = {span.name: span for span in exporter.get_finished_spans()}
+    parents = {name: span.parent and f"{span.parent.span_id:016x}" for name, span in exported.items()}
+    ids = {name: f"{span.context.span_id:016x}" for name, span in exported.items()}
+    assert parents["invoke_agent a"] == ids["request"]
+    assert parents["execute_tool t"] == ids["invoke_agent a"] == agent.span_id
+    assert parents["query"] == ids["execute_tool t"] == tool.span_id
+    assert parents["chat n"] == ids["query"], "the program opened a span inside of the current one"
+    assert parents["chat m"] == parents["chat o"] == agent.span_id
+    assert {span.context.trace_id for span in exported.values()} == {int(agent.trace_id or "", 16)}
+    assert all(span.trace_id == agent.trace_id for span in seen.spans)
+    expected = {semconv.OPERATION: "execute_tool", **attributes}
+    if content == "false":
+        del expected[semconv.TOOL_ARGUMENTS]
+    assert dict(exported["execute_tool t"].attributes) == expected
+    ours = seen.spans[-2]
+    assert (ours.name, ours.attributes[semconv.TOOL_ARGUMENTS]) == ("execute_tool t", "secret")
+    assert abs(exported["execute_tool t"].start_time / 1e9 - ours.started_at) < 1e-3
+    assert abs(exported["execute_tool t"].end_time / 1e9 - (ours.ended_at or 0)) < 1e-3
 
 
-def test_without_a_provider_spans_below_find_the_trace_and_nothing_is_recorded() -> None:
-    def check() -> None:
-        import opentelemetry.sdk.trace  # noqa: F401
-        from opentelemetry import trace
+def test_without_a_provider_spans_below_find_the_trace_and_nothing_is_recorded(
+    provided: Callable[[Any], None], governor: Governor
+) -> None:
+    import opentelemetry.sdk.trace  # noqa: F401
+    from opentelemetry import trace
 
-        governor = Governor()
-        traces: list[int] = []
-        for around in (nullcontext(), live_span(governor, semconv.INVOKE_AGENT, "a")):
-            with around as above, live_span(governor, semconv.EXECUTE_TOOL, "t") as tool:
-                context = trace.get_current_span().get_span_context()
-                assert f"{context.span_id:016x}" == tool.span_id
-                assert context.is_valid
-                assert tool.trace_id is None
-                traces.append(context.trace_id)
-                if above is not None:
-                    below = LiveSpan(governor, semconv.CHAT, parent=tool)
-                    with below.active():
-                        assert trace.get_current_span().get_span_context().trace_id == context.trace_id
-            assert not trace.get_current_span().get_span_context().is_valid
-        assert len(set(traces)) == 2, "each run without a span of the program's is a trace of its own"
-        assert all(trace_id % 2 for trace_id in traces), "zero is no id"
-
-    in_a_fork(check)
+    provided(None)
+    traces: list[int] = []
+    for around in (nullcontext(), live_span(governor, semconv.INVOKE_AGENT, "a")):
+        with around as above, live_span(governor, semconv.EXECUTE_TOOL, "t") as tool:
+            context = trace.get_current_span().get_span_context()
+            assert f"{context.span_id:016x}" == tool.span_id
+            assert context.is_valid
+            assert tool.trace_id is None
+            traces.append(context.trace_id)
+            if above is not None:
+                below = LiveSpan(governor, semconv.CHAT, parent=tool)
+                with below.active():
+                    assert trace.get_current_span().get_span_context().trace_id == context.trace_id
+        assert not trace.get_current_span().get_span_context().is_valid
+    assert len(set(traces)) == 2, "each run without a span of the program's is a trace of its own"
+    assert all(trace_id % 2 for trace_id in traces), "zero is no id"
 
 
 OTEL = """

@@ -72,7 +72,7 @@ STATUSES = ("killed", "refused", "equivalent", "survived", "not run")
 PAGE = Path("docs/concepts/threat-model.md")
 _BEGIN, _END = "<!-- mutants: python -m tests.mutants --report --write -->\n", "<!-- the end of the mutants -->\n"
 #: The tests of a mutant are started for so many seconds of the run without one.
-_LONGEST_S = 10.0
+_LONGEST_S = 20.0
 #: Loading a test file takes about so many seconds, and so many are loaded for a mutant that is read by import.
 _LOADING_S, _LOADED = 2.0, 3
 #: One run in so many is of the same tests without a mutant.
