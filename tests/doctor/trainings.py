@@ -10,7 +10,7 @@ import json
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from lgov_core.errors import LgovError
 from lgov_core.governor import Governor
 from lgov_core.policies import load_policies
 from lgov_core.server.local import serving
+from lgov_core.server.recipe import algorithm_for
 from lgov_core.server.training import TrainingServer
 from lgov_core.train.diagnosis import examine
 from lgov_core.train.settings import load_train_settings
@@ -94,7 +95,14 @@ def run(training: Training, folder: Path, model: Path) -> str | None:
     policies = load_policies({"version": 1, "mode": training.mode or "enforce", "rules": rules})
     try:
         settings = load_train_settings(flags=flags, environ={})
-        with serving(settings, folder) as server, contextlib.closing(Governor(policies)) as governor:
+        algorithm = None
+        if training.air is not None and not training.air.shaped:  # nothing holds these rewards, so they can be farmed
+            own = algorithm_for(settings)
+            algorithm = replace(own, credit=replace(own.credit, air_cap=None))
+        with (
+            serving(settings, folder, algorithm=algorithm) as server,
+            contextlib.closing(Governor(policies)) as governor,
+        ):
             training.tamper(server)
             client = Client(server.url, quiet=True, exit_on_interrupt=False, first_hand=server.first_hand_key)
             client.upload_data(training.tasks, training.test or None)

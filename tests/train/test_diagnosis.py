@@ -390,7 +390,7 @@ def test_a_reward_that_the_expected_answer_does_not_raise(reward: Callable[[int,
 
 def test_no_field_is_an_answer_that_replies_name_no_oftener_than_those_of_other_tasks() -> None:
     def reward(group: int, number: int, reply: str) -> float:
-        return float(number == 0)
+        return float(number == 3)
 
     def other(group: int, number: int) -> dict[str, str]:
         return {"id": words(ANSWERS[(group + number) % 4])}
@@ -480,6 +480,7 @@ def test_held_out_tasks_that_are_trained_on_are_known_by_their_texts_not_their_i
     assert (found.name, found.figures) == ("test-tasks-trained-on", {"tasks": 2, "tasks_trained_on": 1})
 
 
-def test_causes_come_before_what_follows_from_them() -> None:
-    lines = [{"endings": {"agents-raise": 2}, "rollouts": 8, "logprob_drift": 0.4, "staleness": 3.0}] * 4
-    assert list(of_updates(*lines)) == ["agents-raise", "weights-stale", "logprobs-differ"]
+def test_the_worst_comes_first_and_of_that_causes_before_what_follows_from_them() -> None:
+    endings = {"agents-raise": 2, "rollouts-lost": 6}
+    lines = [{"endings": endings, "rollouts": 8, "logprob_drift": 0.4, "staleness": 3.0}] * 4
+    assert list(of_updates(*lines)) == ["rollouts-lost", "agents-raise", "weights-stale", "logprobs-differ"]
