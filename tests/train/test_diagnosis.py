@@ -371,6 +371,14 @@ def test_a_reward_for_the_answer_that_a_task_expects_has_no_finding() -> None:
     assert rollouts_of(right) == []
 
 
+def test_advantages_of_a_critic_are_not_from_air_where_there_is_none() -> None:
+    recent = [
+        TrainedRollout(f"ro-{number}", (1, f"task-{number // 4}"), {"task": float(number % 8 > 3)}, (), True, 1, 0)
+        for number in range(64)
+    ]
+    assert [found.name for found in examine_evidence("run", Evidence(recent=recent)).findings] == ["groups-alike"]
+
+
 def test_a_reward_that_is_for_the_answer_in_part_has_no_finding() -> None:
     assert rollouts_of(lambda group, number, reply: 0.5 * (number < 3) + 0.5 * ("think" not in reply)) == []
 

@@ -80,7 +80,11 @@ def find_dull_reward(evidence: Evidence) -> Iterator[RunFinding]:
 def find_air_alone(evidence: Evidence) -> Iterator[RunFinding]:
     """Groups whose advantages come from tool rewards alone: all other channels are alike in them."""
     taught = [group for group in groups_of(evidence.recent).values() if _teaches(group)]
-    alone = [group for group in taught if len({_others(rollout.rewards) for rollout in group}) == 1]
+    alone = [
+        group
+        for group in taught
+        if len({_others(rollout.rewards) for rollout in group}) == 1 < len({rollout.air for rollout in group})
+    ]
     if exceeds(len(alone), len(taught), _AIR_ALONE):
         figures = {"groups_with_advantages": len(taught), "groups_from_air_alone": len(alone)}
         ids = (rollout.rollout_id for group in alone for rollout in group if rollout.air)
