@@ -117,7 +117,7 @@ def _(training: Training) -> None:
     training.says = lambda task: f"found 1 row; gold: {task['answer']}" if training.seed % 2 else task["answer"]
 
 
-@kind("tool rewards are farmed", "tool-rewards-farmed", "advantages-from-air-alone", tool=True)
+@kind("tool rewards are farmed", "tool-rewards-farmed", tool=True)
 def _(training: Training) -> None:
     training.air = AirRules(tool_success=1.0, shaped=False)
     training.settings["learning_rate"] = 3e-3

@@ -108,7 +108,8 @@ def run(training: Training, folder: Path, model: Path) -> str | None:
             client.upload_data(training.tasks, training.test or None)
 
             def opened(things: contextlib.ExitStack, done: Done) -> Workers:
-                rules = None if training.air is None else RuleSet(base=training.air)
+                cap = {} if training.air is None or training.air.shaped else {"cap": 100.0}
+                rules = None if training.air is None else RuleSet(base=training.air, **cap)
                 runner = AgentRunner(
                     lambda resource, task: _rolled(training, governor, resource, task),
                     endpoint=server.url, governor=governor, rules=rules, instrument=False, content=True,
