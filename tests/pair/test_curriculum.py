@@ -108,7 +108,6 @@ def step_of(folder: Path, rollout_id: str) -> int:
 def test_a_training_draws_what_it_can_learn_from(serve: Serve, tmp_path: Path) -> None:
     plain = train(serve, tmp_path, "plain")
     chosen = train(serve, tmp_path, "chosen", curriculum=True)
-    assert chosen == train(serve, tmp_path, "the same", sampler="curriculum"), "two names of one thing"
     assert set(plain.values()) == {4 * 4}
     easy = sum(chosen[name(number)] for number in range(6))
     assert easy < 6 * 16 * 0.6, chosen

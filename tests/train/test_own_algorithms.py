@@ -22,8 +22,9 @@ from lgov_core.models import build_tiny  # noqa: E402
 from lgov_core.plugins import load_plugin_file  # noqa: E402
 from lgov_core.server.local import serving  # noqa: E402
 from lgov_core.server.recipe import algorithm_for  # noqa: E402
+from lgov_core.server.run_state import SAMPLERS  # noqa: E402
 from lgov_core.server.training import ServerOptions  # noqa: E402
-from lgov_core.train.algorithms.algorithms import ALGORITHMS, algorithm  # noqa: E402
+from lgov_core.train.algorithms.algorithms import ALGORITHMS, KINDS, algorithm, read_parts  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
 from lgov_core.train.layout.rows import make_rows  # noqa: E402
 from lgov_core.train.loop.run_files import read_batch, read_metrics, train_lines  # noqa: E402
@@ -130,6 +131,15 @@ def test_a_setting_on_the_command_line_is_refused_by_its_name(tmp_path: Path) ->
     )
     with pytest.raises(SettingsError, match="sft takes no algorithm_options"):
         load_train_settings(path, assignments={"training.sampler": "hardest", "training.algorithm": "sft"}, environ={})
+
+
+def test_curriculum_is_the_sampler_of_that_name(tmp_path: Path) -> None:
+    for line in ("curriculum: true", "sampler: curriculum"):
+        settings = load_train_settings(write(tmp_path, training(line)), environ={})
+        assert read_parts(settings.training)[1] == settings.training.sampled_by == "curriculum"
+    with pytest.raises(SettingsError, match=r"config\.yaml:4: training\.curriculum is another sampler"):
+        load_train_settings(write(tmp_path, training("curriculum: true", "sampler: hardest")), environ={})
+    assert {*SAMPLERS} == {*KINDS["sampler"]}
 
 
 @pytest.mark.parametrize(
