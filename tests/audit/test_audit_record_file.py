@@ -349,6 +349,24 @@ def test_a_checkpoint_is_none(path: Path) -> None:
         assert len(log.entries()) == 5
 
 
+def test_a_change_of_the_files_time_alone_is_none(path: Path) -> None:
+    with AuditLog(path, signer=None) as log:
+        for _ in range(3):
+            commits(log, 1)
+            os.utime(path)
+
+
+def test_a_record_that_holds_entries_goes_on_though_another_writer_has_the_log_written_back(path: Path) -> None:
+    with AuditLog(path, signer=None) as log:
+        commits(log, 2)
+    with AuditLog(path, signer=None) as log, AuditLog(path, signer=None) as other:
+        commits(other, 1)
+        checkpoint(path)
+        os.utime(path)
+        commits(log, 1)
+        assert len(log.entries()) == 4
+
+
 def test_a_file_of_something_else_is_noticed(path: Path) -> None:
     log = opened(path, signer=None)
     commits(log, 1)

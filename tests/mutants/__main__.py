@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
+from statistics import fmean
 from types import CodeType
 
 from tests.governor.act_path import ACT_PATH
@@ -230,13 +231,13 @@ class Measured:
 
     def _of_the_closest_files(self, about: Mapping[str, float], without: Iterable[str]) -> list[str]:
         """The tests of the files that say most of a mutated file in the time that they take: each is loaded anew."""
-        gain: defaultdict[str, float] = defaultdict(float)
+        weights: defaultdict[str, list[float]] = defaultdict(list)
         seconds: defaultdict[str, float] = defaultdict(lambda: _LOADING_S)
         for test, weight in about.items():
             test_file = test.partition("::")[0]
-            gain[test_file] += weight
+            weights[test_file].append(weight)
             seconds[test_file] += self.tests[test].seconds
-        files = sorted(gain, key=lambda test_file: seconds[test_file] / gain[test_file])[:_LOADED]
+        files = sorted(weights, key=lambda file: seconds[file] / fmean(weights[file]))[:_LOADED]
         return [test for file in files for test in about if test.startswith(f"{file}::") and test not in without]
 
     def _about(self, file: str) -> dict[str, float]:
