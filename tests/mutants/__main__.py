@@ -225,9 +225,14 @@ class Measured:
         cost = {
             test: (self.tests[test].seconds + 0.005) / (1 + kills.get(test, 0)) for test in tests if test not in without
         }
-        fast = sorted(cost, key=lambda test: cost[test])
-        close = sorted(cost, key=lambda test: cost[test] / about[test])
-        return list(dict.fromkeys((*self._first(close), *self._first(fast))))
+        orders: list[Callable[[str], float]] = [
+            lambda test: cost[test] / self._share(test, mutant.file),
+            lambda test: cost[test] / about[test],
+            lambda test: cost[test],
+        ]
+        return list(
+            dict.fromkeys(test for order in orders for test in self._first(sorted(cost, key=order), len(orders)))
+        )
 
     def _of_the_closest_files(self, about: Mapping[str, float], without: Iterable[str]) -> list[str]:
         """The tests of the files that say most of a mutated file in the time that they take: each is loaded anew."""
@@ -244,18 +249,21 @@ class Measured:
         if file not in self._weights:
             runs = Counter(line for run in self.tests.values() for line in run.lines.get(file, ()))
             self._weights[file] = {
-                test: sum(1 / runs[line] for line in run.lines[file])
-                * len(run.lines[file])
-                / sum(map(len, run.lines.values()))
+                test: sum(1 / runs[line] for line in run.lines[file]) * self._share(test, file)
                 for test, run in self.tests.items()
                 if file in run.lines
             }
         return self._weights[file]
 
-    def _first(self, tests: list[str]) -> list[str]:
-        """As many as begin in half of the time that a mutant's tests may take."""
+    def _share(self, test: str, file: str) -> float:
+        """How much of what the test runs is of ``file``."""
+        lines = self.tests[test].lines
+        return len(lines[file]) / sum(map(len, lines.values()))
+
+    def _first(self, tests: list[str], parts: int) -> list[str]:
+        """As many as begin in one of ``parts`` of the time that a mutant's tests may take."""
         began = accumulate((self.tests[test].seconds for test in tests), initial=0.0)
-        return [test for test, spent in zip(tests, began, strict=False) if spent <= _LONGEST_S / 2]
+        return [test for test, spent in zip(tests, began, strict=False) if spent <= _LONGEST_S / parts]
 
 
 # ---------------------------------------------------------------------- running
