@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lgov_core.errors import TransitionError
@@ -186,6 +186,7 @@ earnings = st.lists(
 )
 
 
+@settings(deadline=None)  # the first example imports
 @given(earnings, st.sampled_from(sorted(ALGORITHMS)))
 def test_air_moves_an_advantage_by_twice_its_bound_at_most_in_every_algorithm(
     earned: list[list[tuple[float, float]]], name: str
@@ -204,6 +205,7 @@ def test_air_moves_an_advantage_by_twice_its_bound_at_most_in_every_algorithm(
         assert all(abs(one - other) <= 2 * rules.air_cap + 1e-9 for one, other in zip(with_air, alone, strict=True))
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-0.1, 0.1), min_size=2, max_size=5), st.sampled_from(sorted(ALGORITHMS)))
 def test_rollouts_that_differ_in_air_alone_are_alike_unless_that_is_asked_for(air: list[float], name: str) -> None:
     rules = ALGORITHMS[name]().credit
