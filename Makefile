@@ -161,7 +161,7 @@ $(MUTANTS)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(MUTANTS)
 	@$(MUTANTS)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade "pip>=25.1"
 	@$(MUTANTS)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e ".[autogen,cel,fast,gateway,langchain,openai-agents,otel,postgres,sign]" $(MUTMUT) coverage \
-		grimp hypothesis psutil "pyright[nodejs]" pytest pytest-asyncio pytest-timeout
+		grimp hypothesis opentelemetry-sdk psutil "pyright[nodejs]" pytest pytest-asyncio pytest-timeout
 	@touch $@
 
 $(PEER)/.installed: pyproject.toml constraints.txt
