@@ -36,7 +36,6 @@ KINDS: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
     {"loss": LOSSES, "scheme": tuple(SCHEMES), "sampler": ("in_turn", "curriculum"), "callback": ()}
 )
 
-
 #: How far one update may move a policy, in nats a token: after one that moves it further the learning rate is halved.
 MOST_MOVED: Final = 0.5
 
@@ -145,7 +144,7 @@ class SupervisedConfig:
     tokens_per_pass: int = 1024
 
 
-#: Below this a group counts as one in which all are alike; the papers divide by the deviation itself.
+#: Below the floor a group counts as one in which all are alike; the papers divide by the deviation itself.
 _IN_DEVIATIONS: Final = CreditRules(std_floor=1e-6, deviation="sample", apart=False)
 
 

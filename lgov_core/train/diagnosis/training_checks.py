@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from lgov_core.governor.options import DataFile
+from lgov_core.train.algorithms.algorithms import MOST_MOVED
 from lgov_core.train.diagnosis.evidence import Evidence, groups_of
 from lgov_core.train.loop.figures import wilson_interval
 from lgov_core.types import Severity
@@ -135,8 +136,7 @@ _LEAST_ENTROPY: Final = 0.01
 _ENTROPY_LEFT: Final = 0.1
 #: KL to the reference, nats a token.
 _MOST_KL: Final = 0.5
-#: How far one update may move the policy, in nats a token, and the share of tokens that may be clipped in it.
-_MOVED: Final = 0.5
+#: The share of tokens that may be clipped in an update.
 _CLIPPED: Final = 0.5
 #: Updates in a row without a group that differs after which a policy is stuck.
 _STUCK: Final = 3
@@ -160,7 +160,7 @@ def find_large_updates(evidence: Evidence) -> Iterator[RunFinding]:
     large = [
         line
         for line in evidence.updates
-        if _number(line, "moved") > _MOVED or _number(line, "clip_fraction") > _CLIPPED
+        if _number(line, "moved") > MOST_MOVED or _number(line, "clip_fraction") > _CLIPPED
     ]
     if large:
         worst = max(large, key=lambda line: (_number(line, "moved"), _number(line, "clip_fraction")))
