@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -186,3 +187,16 @@ headers = {"content-type": "application/json"}
 request = urllib.request.Request(server.listening_address + "/apply-template", json.dumps(body).encode(), headers)
 print("\\n" + urllib.request.urlopen(request).read().decode(), flush=True)
 """
+
+
+def test_the_program_of_the_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = MODELS["turns", "compact"]
+    ours.save(tmp_path / "model")
+    ours.export_tokenizer(tmp_path / "model")
+    page = (Path(__file__).parents[2] / "docs/how-to/serve-your-model.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(program, {})
+    assert "Tools: run_sql(query)" in capsys.readouterr().out

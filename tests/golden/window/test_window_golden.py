@@ -1,7 +1,8 @@
 """The window says of a store of format 4 what the code that wrote it said: after the migration, and of the same written anew.
 
 ``store.sqlite.gz`` and ``answers.json.gz`` were made by `record_golden` with the code before decisions had a table.
-Left out are ``progress``, ``searched`` and ``announced``, which the API has no more.
+Left out are ``progress``, ``searched`` and ``announced``, which the API has no more. Since then two values are too few for an
+interval: ``low`` and ``high`` of those are null in the answers.
 """
 
 from __future__ import annotations
