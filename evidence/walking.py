@@ -23,7 +23,7 @@ from lgov_core.demo.report import Recorded, kept
 from lgov_core.demo.warm_start import conversation_rows
 from lgov_core.governor import Governor
 from lgov_core.instrumentation import arun_flow
-from lgov_core.instrumentation.tool_call import ToolReading, tool_flow
+from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading, tool_flow
 from lgov_core.models import build_tiny
 from lgov_core.policies import load_policy_file
 from lgov_core.server.local import serving
@@ -122,7 +122,7 @@ class Walker:
             before = corridor.rooms
             action = Action(Point.PRE_TOOL_CALL, name, arguments=arguments, agent="walker", call_id=call_id)
             tool = _Tool(corridor, name)
-            result = await arun_flow(tool_flow(self.governor, action, tool.run, tool.read))
+            result = await arun_flow(tool_flow(GovernedToolCall(self.governor, action), tool.run, tool.read))
             counts["looks"] += name == "look" and result.ran
             counts["locked"] += tool.failed
             if corridor.rooms > before and self.walks.each_room:
@@ -233,6 +233,8 @@ def _point(step: int, attempts: Sequence[Attempt | None], store: TraceStore) -> 
     ``air`` is what a walk earned in that dimension, taken-back rewards included.
     """
     walks = [attempt for attempt in attempts if attempt is not None]
+    if errors := [attempt.error for attempt in walks if attempt.error]:
+        raise RuntimeError(f"{len(errors)} of {len(walks)} walks ended with an error, the first: {errors[0]}")
     air = dict.fromkeys((attempt.rollout_id for attempt in walks), 0.0)
     for reward in store.rewards(list(air)):
         if reward.dimension == "air":
