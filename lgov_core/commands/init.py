@@ -25,6 +25,8 @@ _NEEDS: Final = {
     "openai": ("openai",),
 }
 _AGENT, _POLICY, _SETTINGS = "agent.py", "policy.yaml", "lgov.toml"
+#: Where `lgov serve` listens.
+_ENDPOINT: Final = "http://127.0.0.1:8321"
 _RECORDS = (".lgov/.gitignore", ".traces/.gitignore")  # not for a repository
 
 
@@ -68,7 +70,7 @@ def init(ctx: click.Context, folder: Path | None, framework: str | None, as_json
     if folder is None:
         folder = Path(os.path.relpath(parse_command(program).folder)) if program else Path()
     texts: dict[str, str] = {}
-    policy, tools = _template(_POLICY), list[str]()
+    policy, tools, by_endpoint = _template(_POLICY), list[str](), False
     if not program:
         if (folder / _AGENT).exists() and not (folder / _POLICY).exists():
             raise PolicyError(
@@ -78,20 +80,26 @@ def init(ctx: click.Context, folder: Path | None, framework: str | None, as_json
         own = "" if (folder / _AGENT).exists() else _template(f"{framework or _installed_framework()}.txt")
         texts = {_AGENT: own}
     elif not (folder / _POLICY).exists():
-        policy, tools = _policy_of(program, folder)
+        policy, tools, by_endpoint = _policy_of(program, folder)
     texts |= {_POLICY: policy, _SETTINGS: _template(_SETTINGS), **dict.fromkeys(_RECORDS, "*\n")}
     written = {folder / name: _write_new(folder / name, text) for name, text in texts.items()}
     lines = [f"{'wrote' if wrote else 'kept '} {file}" for file, wrote in written.items()]
     lines += [f"  {tool}" for tool in tools]
     lines += ["next:" if program or folder.samefile(".") else f"next, in {folder}:"]
     confine = "--confine " * ("use: box" in policy or "use: shell" in policy)
+    if by_endpoint:  # no adapter sees the calls of its client
+        lines += [f"  lgov serve --policy {_POLICY} --upstream URL   # of the model, in another terminal"]
+        confine += f"--endpoint {_ENDPOINT} "
     lines += [f"  lgov run {confine}-- {shlex.join(program or ('python', _AGENT))}", "  lgov audit show --denied"]
     about = {"wrote": [str(file) for file, wrote in written.items() if wrote], "tools": tools}
     write_result(about, "\n".join(lines), as_json=as_json)
 
 
-def _policy_of(program: Sequence[str], folder: Path) -> tuple[str, list[str]]:
-    """The text of the policy file for ``program``, and its tools. Raises `PolicyError` where it reaches no model."""
+def _policy_of(program: Sequence[str], folder: Path) -> tuple[str, list[str], bool]:
+    """The policy file for ``program``, its tools, and whether a client asked that only an endpoint can govern.
+
+    Raises `PolicyError` where it reaches no model.
+    """
     from lgov_core.process.offline_start import start_offline, starting_policy
 
     start = start_offline(program)
@@ -103,7 +111,7 @@ def _policy_of(program: Sequence[str], folder: Path) -> tuple[str, list[str]]:
             hint="start it so that it asks its model, or record a run in shadow mode, and use: lgov policy suggest STORE",
         )
     text = starting_policy(start, shlex.join(program), folder.absolute(), Path.cwd())
-    return text, [f"{tool.name} ({tool.kind})" for tool in start.tools.values()]
+    return text, [f"{tool.name} ({tool.kind})" for tool in start.tools.values()], start.by_endpoint
 
 
 def _installed_framework() -> str:

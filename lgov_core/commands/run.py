@@ -26,7 +26,8 @@ from lgov_core.settings import Settings, load_settings
 @audit_option
 @click.option("--store", help="Trace store for spans and rewards. [default: no store]")
 @click.option(
-    "--endpoint", help="Base URL of a training endpoint; the program's OpenAI-style clients are redirected to it."
+    "--endpoint",
+    help="Base URL of a training endpoint; the program's OpenAI-style and Anthropic clients are redirected to it.",
 )
 @settings_option
 @click.option("--rollout-id", help="Rollout id of this run. [default: a new id]")

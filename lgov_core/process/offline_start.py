@@ -2,7 +2,8 @@
 
 `start_offline` starts the program once, in a process of its own, with a model that ends every call at once. Every model call
 and every tool call of a governed framework is denied there; what the call would have offered is written down, and so are the
-tools of the agents, teams and nodes that are alive at that moment (`Adapter.offers`). `starting_policy` writes the rules.
+tools of the agents, teams and nodes that are alive at that moment (`Adapter.offers`). Other clients that go where the
+environment says are answered by a server of that process. `starting_policy` writes the rules.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies.confinement import in_box
 from lgov_core.process.governed import installed_adapters
 from lgov_core.process.invocation import parse_command
+from lgov_core.process.run import RunOptions, point_clients_at, run_program
 from lgov_core.types import Action, Adapter, Decision, Effect
 
 #: Seconds that an offline start may take, and how many model calls it may make.
@@ -58,8 +60,12 @@ name: offline start
 default: deny
 rules: [{name: nothing runs, use: deny, on: [pre_model_call, pre_tool_call], with: {reason: this is an offline start}}]
 """
-#: Begins `run_offline` in an interpreter of its own.
-_BEGIN: Final = f"from {__name__} import run_offline; run_offline()"
+#: Begins `run_offline` in an interpreter of its own, with a model server from above this layer.
+_BEGIN: Final = f"""\
+from {__name__} import run_offline
+from lgov_core.testing.server import offline_model
+run_offline(offline_model)
+"""
 #: In the box: no network, all variables, files written in these folders only.
 _BOX: Final = "confine: {{model: false, environment: ['*'], write: [{folders}]}}\n"
 
@@ -85,13 +91,15 @@ class OfferedTool:
 class OfflineStart:
     """The result of an offline start: the tools by name, and how many model calls the program would have made.
 
-    ``boxed``: it ran in a box. ``status`` is None where it had to be ended; ``last_words`` are the end of what it wrote.
+    ``boxed``: it ran in a box. ``by_endpoint``: a client asked that has no adapter.
+    ``status`` is None where it had to be ended; ``last_words`` are the end of what it wrote.
     """
 
     tools: dict[str, OfferedTool] = field(default_factory=dict[str, OfferedTool])
     calls: int = 0
     modules: frozenset[str] = frozenset()
     boxed: bool = False
+    by_endpoint: bool = False
     status: int | None = None
     last_words: str = ""
 
@@ -99,6 +107,7 @@ class OfflineStart:
         """Takes a line of the report of `run_offline`."""
         self.calls += line.get("call", 0)
         self.boxed = self.boxed or line.get("boxed", False)
+        self.by_endpoint = self.by_endpoint or line.get("by_endpoint", False)
         self.modules |= frozenset(line.get("modules", ()))
         for definition in line.get("tools", ()):
             tool = _tool(definition, offered=bool(line.get("call") or line.get("offered")))
@@ -171,23 +180,19 @@ class _Offers:
 
     bounded = True
 
-    def __init__(self, report: Path, adapters: Sequence[Adapter]) -> None:
-        self.report, self.adapters, self.calls = report, adapters, 0
+    def __init__(self, report: Path, adapters: Sequence[Adapter], serve: Callable[..., str]) -> None:
+        self.report, self.adapters, self.serve, self.calls = report, adapters, serve, 0
 
     @hookimpl
     def lgov_agent_startup(self) -> None:
-        """Says that the program begins."""
+        """Says that the program begins, and sends the clients that have no adapter to a model of this process."""
         self.tell({"boxed": in_box()})
+        point_clients_at(self.serve(on_request=self.asked), {})
 
     @hookimpl
     def lgov_pre_model_call(self, action: Action) -> Decision:
         """Ends the call."""
-        self.calls += 1
-        tools = action.context.get("tools", ())
-        self.tell({"call": 1, "tools": [dict(tool) for tool in tools if isinstance(tool, Mapping)]})
-        self.look_around()
-        if self.calls >= MAX_CALLS:
-            os._exit(0)
+        self.asked({"tools": action.context.get("tools", ())}, by_endpoint=False)
         return Decision(Effect.DENY, "offline start", reason="no model is asked")
 
     @hookimpl
@@ -196,6 +201,15 @@ class _Offers:
         tool = {"name": action.name, "kind": action.kind, "arguments": list(action.arguments)}
         self.tell({"call": 0, "offered": True, "tools": [tool]})
         return Decision(Effect.DENY, "offline start", reason="no tool runs")
+
+    def asked(self, request: Mapping[str, Any], *, by_endpoint: bool = True) -> None:
+        """Writes down what a model call offers. The program ends after `MAX_CALLS`."""
+        self.calls += 1
+        tools = [dict(tool) for tool in request.get("tools") or () if isinstance(tool, Mapping)]
+        self.tell({"call": 1, "by_endpoint": by_endpoint, "tools": tools})
+        self.look_around()
+        if self.calls >= MAX_CALLS:
+            os._exit(0)
 
     def look_around(self) -> None:
         """Writes down what the agents that are alive could offer."""
@@ -210,14 +224,16 @@ class _Offers:
             report.write(json.dumps(line, default=str) + "\n")
 
 
-def run_offline() -> None:
-    """Runs the program; ``sys.argv`` is as `start_offline` makes it. The report says that it begins, and in a box or not."""
+def run_offline(serve: Callable[..., str]) -> None:
+    """Runs the program; ``sys.argv`` is as `start_offline` makes it. The report says that it begins, and in a box or not.
+
+    ``serve`` starts a model server that answers clients without an adapter: `lgov_core.testing.server.offline_model`.
+    """
     folder, boxed, *command = sys.argv[1:]
     sys.argv[1:] = command
     from lgov_core.process.confined import run_confined
-    from lgov_core.process.run import RunOptions, run_program
 
-    offers = _Offers(Path(folder, "report.jsonl"), installed_adapters(make_plugin_manager()))
+    offers = _Offers(Path(folder, "report.jsonl"), installed_adapters(make_plugin_manager()), serve)
     governance = Governance(policy=Path(folder, "policy.yaml"), audit=Path(folder, "record", "audit.db"))
     options = RunOptions(governance, plugins=(offers,), allow_ungoverned_children=True, deny_unevaluated=True)
     if boxed:

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -154,7 +154,7 @@ class GovernedRun:
         options, governor = self.options, self.process.governor
         try:
             if options.endpoint is not None:
-                _point_clients_at(options.endpoint, self.scope)
+                point_clients_at(options.endpoint, _named(self.scope))
             carry_into_threads()
             if options.children == "govern":
                 hand_on(options.governance, self.scope, self.reports, deny_unevaluated=options.deny_unevaluated)
@@ -328,15 +328,16 @@ def changed_lines(watch: RunWatch) -> list[str]:
     return [*map(str, changes), *further]
 
 
-def _point_clients_at(endpoint: str, scope: RolloutScope) -> None:
-    """Sends the OpenAI-style clients of this process to ``endpoint``, with headers that name the rollout."""
+def point_clients_at(endpoint: str, headers: Mapping[str, str]) -> None:
+    """Sends the OpenAI-style and Anthropic-style clients of this process to ``endpoint``, with these headers."""
     base = endpoint.rstrip("/").removesuffix("/v1")
     os.environ["LGOV_ENDPOINT"] = base
-    os.environ["OPENAI_BASE_URL"] = f"{base}/v1"
-    os.environ.setdefault("OPENAI_API_KEY", "lgov")  # clients insist on one; the endpoint may be open
-    headers = [f"{name}: {value}" for name, value in _named(scope).items()]
-    headers_before = os.environ.get("OPENAI_CUSTOM_HEADERS", "").strip()
-    os.environ["OPENAI_CUSTOM_HEADERS"] = "\n".join(([headers_before] if headers_before else []) + headers)
+    for maker, url in (("OPENAI", f"{base}/v1"), ("ANTHROPIC", base)):
+        os.environ[f"{maker}_BASE_URL"] = url
+        os.environ.setdefault(f"{maker}_API_KEY", "lgov")  # clients insist on one; the endpoint may be open
+        before = os.environ.get(f"{maker}_CUSTOM_HEADERS", "").strip()
+        lines = ([before] if before else []) + [f"{name}: {value}" for name, value in headers.items()]
+        os.environ[f"{maker}_CUSTOM_HEADERS"] = "\n".join(lines)
 
 
 def _named(scope: RolloutScope) -> dict[str, str]:

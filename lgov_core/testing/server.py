@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,8 +27,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Self
 
 from lgov_core.errors import LgovError
-from lgov_core.testing.scripted_reply import ChatWriter, CompletionWriter, MessageWriter, ResponseWriter, ScriptedReply
-from lgov_core.types import new_id
+from lgov_core.testing.scripted_reply import (
+    ChatWriter,
+    CompletionWriter,
+    MessageWriter,
+    ResponseWriter,
+    ScriptedReply,
+    call,
+)
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -230,19 +235,30 @@ class _ScriptedStream:
         await send({"type": "http.response.body", "body": b""})
 
 
-def offline_model(*calls: tuple[str, Mapping[str, Any]]) -> str:
-    """Starts an OpenAI-style server of chat completions in a daemon thread of this process; returns its base URL.
+def offline_model(
+    *calls: tuple[str, Mapping[str, Any]], on_request: Callable[[Mapping[str, Any]], None] | None = None
+) -> str:
+    """Starts a model server in a daemon thread of this process; returns its base URL for an OpenAI client.
 
-    Its model calls the tools in ``calls`` (name and arguments), one a turn, then answers with what they returned. Replies are
-    not streamed.
+    Its model calls the tools in ``calls`` (name and arguments), one a turn, then answers with what they returned. It speaks the
+    four APIs of `ScriptedModelServer`, whole and streamed. ``on_request`` gets each request's body, in a thread of the server.
     """
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            path = self.path.partition("?")[0]
+            make_writer = next((make for end, make in _WRITERS.items() if path.endswith(f"/{end}")), None)
+            if make_writer is None:
+                self.send_error(404)
+                return
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            data = json.dumps(_completion(body, calls)).encode()
+            if on_request is not None:
+                on_request(body)
+            writer = make_writer(_following(body, calls), body, "offline", False)
+            streamed = bool(body.get("stream"))
+            data = ("".join(writer.frames()) if streamed else json.dumps(writer.body())).encode()
             self.send_response(200)
-            self.send_header("content-type", "application/json")
+            self.send_header("content-type", "text/event-stream" if streamed else "application/json")
             self.send_header("content-length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
@@ -255,21 +271,14 @@ def offline_model(*calls: tuple[str, Mapping[str, Any]]) -> str:
     return f"http://127.0.0.1:{server.server_port}/v1"
 
 
-def _completion(body: Mapping[str, Any], calls: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+def _following(body: Mapping[str, Any], calls: Sequence[tuple[str, Mapping[str, Any]]]) -> ScriptedReply:
     """The reply to a request: how often the model has spoken in its transcript says which call comes next."""
-    messages: list[dict[str, Any]] = body["messages"]
-    turn = sum(message["role"] == "assistant" for message in messages)
-    reply: dict[str, Any] = {"role": "assistant", "content": None}
+    transcript = body.get("messages") or body.get("input") or ()
+    messages: list[dict[str, Any]] = [] if isinstance(transcript, str) else list(transcript)
+    turn = sum(message.get("role") == "assistant" or message.get("type") == "function_call" for message in messages)
     if turn < len(calls):
-        name, arguments = calls[turn]
-        function = {"name": name, "arguments": json.dumps(arguments)}
-        reply["tool_calls"] = [{"id": new_id("call"), "type": "function", "function": function}]
-    else:
-        results = [str(message["content"]) for message in messages if message["role"] == "tool"]
-        refused = sum(result.startswith(("DENIED", "NOT RUN YET")) for result in results)
-        refusals = f"Refused calls: {refused}. " if refused else ""
-        reply["content"] = f"{refusals}The last answer I got: {results[-1] if results else 'none'}"
-    choice = {"index": 0, "message": reply, "finish_reason": "tool_calls" if turn < len(calls) else "stop"}
-    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-    head = {"id": new_id("chatcmpl"), "object": "chat.completion", "created": int(time.time())}
-    return {**head, "model": body.get("model", "offline"), "choices": [choice], "usage": usage}
+        return call(calls[turn][0], **calls[turn][1])
+    results = [str(message["content"]) for message in messages if message.get("role") == "tool"]
+    refused = sum(result.startswith(("DENIED", "NOT RUN YET")) for result in results)
+    refusals = f"Refused calls: {refused}. " if refused else ""
+    return ScriptedReply(f"{refusals}The last answer I got: {results[-1] if results else 'none'}")

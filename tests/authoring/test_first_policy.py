@@ -139,6 +139,28 @@ def test_what_an_offline_start_holds(tmp_path: Path) -> None:
     assert (tmp_path / "note").read_text().startswith("False DENIED"), "its own code runs, in its folder"
 
 
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+def test_a_client_without_an_adapter_offers_its_tools_too(tmp_path: Path, streamed: bool) -> None:
+    asked = (
+        "client.messages.stream(**request).__enter__().get_final_message()"
+        if streamed
+        else "client.messages.create(**request)"
+    )
+    (tmp_path / "agent.py").write_text(
+        "from anthropic import Anthropic\n"
+        "client = Anthropic(max_retries=0)\n"
+        "schema = {'type': 'object', 'properties': {'path': {'type': 'string'}}, 'required': ['path']}\n"
+        "request = dict(model='m', max_tokens=9, messages=[{'role': 'user', 'content': 'x'}],\n"
+        "               tools=[{'name': 'read_note', 'description': 'Reads a note.', 'input_schema': schema}])\n"
+        f"print({asked}.content[0].text)\n"
+    )
+    done = run(tmp_path, "init", "--", "python", "agent.py")
+    assert done.returncode == 0, done.stderr
+    assert "lgov run --endpoint http://127.0.0.1:8321 -- python agent.py" in done.stdout, "no adapter governs it"
+    rules = {rule.name: rule for rule in load_policy_file(tmp_path / "policy.yaml").rules}
+    assert rules.keys() == {"read_note", "read_note: path"}
+
+
 def test_a_program_that_reaches_no_model_says_so(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text("import sys\nsys.exit('no key')")
     done = run(tmp_path, "init", "--", "python", "agent.py")

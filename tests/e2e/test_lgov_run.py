@@ -101,6 +101,21 @@ def test_an_unedited_agent_over_http(folder: Path) -> None:
     assert len(chats) == 3
 
 
+def test_an_unedited_program_of_anthropics_client_goes_to_the_endpoint(folder: Path) -> None:
+    program = (
+        "from anthropic import Anthropic\n"
+        "messages = [{'role': 'user', 'content': 'hi'}]\n"
+        "print(Anthropic().messages.create(model='m', max_tokens=9, messages=messages).content[0].text)\n"
+    )
+    with ScriptedModelServer(["hello"]) as model:
+        options = ("--endpoint", model.base_url.removesuffix("/v1"), "--rollout-id", "r-3")
+        done = lgov_run(folder, "python", write(folder, program), options=options)
+    assert done.stdout == "hello\n", done.stderr
+    (request,) = model.requests
+    assert (request.path, request.headers["x-lgov-rollout-id"]) == ("/v1/messages", "r-3")
+    assert "not evaluated" not in done.stderr, "the endpoint judges it"
+
+
 def test_a_tool_called_by_hand_in_a_thread_is_governed_too(folder: Path) -> None:
     make_company(folder)
     program = """
