@@ -148,6 +148,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 $(VENV)/.tools: $(VENV)/.installed
 	@echo "installing the tools for tests and checks"
 	@$(PIP) install -c constraints.txt --group dev --group docs
+	@$(PIP) install -c constraints.txt --group evidence || echo "reasoning-gym cannot be installed: no public tasks"
 	@touch $@
 
 $(RELEASE)/.installed: pyproject.toml

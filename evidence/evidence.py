@@ -23,7 +23,10 @@ ROOT = HERE.parent
 RESULTS = HERE / "results"
 PLOTS = ROOT / "docs/evidence"
 FRAMEWORKS = ("lgov_langchain", "lgov_openai_agents", "lgov_autogen")
-PACKAGES = ("lgov", "torch", "transformers", "tokenizers", "numpy", "langchain", "langgraph", "openai", "sqlglot")
+PACKAGES = (
+    *("lgov", "torch", "transformers", "tokenizers", "numpy"),
+    *("langchain", "langgraph", "openai", "sqlglot", "reasoning-gym"),
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def provenance(command: str, options: Options) -> dict[str, Any]:
 
 def _commit() -> str:
     """The last commit that changed the code, marked where the code is not exactly that. Results and docs do not count."""
-    places = ["lgov_core", *FRAMEWORKS, ":(glob)evidence/*.py", "evidence/settings"]
+    places = ["lgov_core", *FRAMEWORKS, ":(glob)evidence/*.py", "evidence/settings", "evidence/public"]
     try:
         log = ["git", "log", "-1", "--format=%H", "--", *places]
         head = subprocess.run(log, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -2,9 +2,10 @@
 
     python evidence/main.py governance|credit|air [--seeds N] [--quick]
     python evidence/main.py settings [--setting sql|retrieval|maths] [--seed N] [--model tiny|smollm2] [--quick] [--real]
+    python evidence/main.py public [--setting legs|equations|paths] [--seed N] [--model tiny|smollm2] [--quick]
     python evidence/main.py page       # puts the committed results into docs/evidence/results.md
 
-Governance, credit and air are modules of this folder with `run`, `tables` and `draw`; settings is a package.
+Governance, credit and air are modules of this folder with `run`, `tables` and `draw`; settings and public are packages.
 """
 
 from __future__ import annotations
@@ -28,12 +29,10 @@ from evidence import RESULTS, Options, provenance, write_result  # noqa: E402
 
 def main(arguments: list[str]) -> int:
     """Runs one piece of evidence. Returns the exit status."""
-    if arguments[:1] == ["settings"]:  # several at once, with options of their own
-        from settings.piece import main as run_settings
-
-        return run_settings(arguments[1:])
+    if arguments[:1] in (["settings"], ["public"]):  # several at once, with options of their own
+        return importlib.import_module(f"{arguments[0]}.piece").main(arguments[1:])
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("name", choices=["governance", "credit", "air", "settings", "page"])
+    parser.add_argument("name", choices=["governance", "credit", "air", "settings", "public", "page"])
     parser.add_argument("--seeds", type=int, default=None, help="how many (default: as many as the claim asks for)")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works; shows nothing")

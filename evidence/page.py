@@ -25,7 +25,9 @@ def block(name: str, result: dict[str, Any] | None) -> str:
         f"`{result['command']}`, seeds {seeds}; commit `{result['commit'][:12]}`, {result['date']}; "
         f"Python {result['python']}, {versions}; {result['platform']}; {seconds:.0f} minutes of runs, one after the other."
     )
-    tables = importlib.import_module("settings.report" if name.startswith("settings_") else name).tables(result)
+    package = name.partition("_")[0]
+    module = f"{package}.report" if package in ("settings", "public") else name
+    tables = importlib.import_module(module).tables(result)
     return f"{head}\n\n{tables}\n\n![{name}]({name}.png)\n"
 
 

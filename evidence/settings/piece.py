@@ -5,52 +5,51 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from evidence import RESULTS, Options, provenance, write_result, write_whole
 from settings import report
+from settings.plan import Plan, plan_for
+from settings.setting import Setting
 
-NAMES = ("sql", "retrieval", "maths")
 #: What the versions of a result name beside the usual ones.
 FRAMEWORKS = ("langchain", "langgraph", "openai-agents", "autogen-agentchat", "autogen-ext")
 
 
-def run_setting(
-    name: str,
-    options: Options,
-    *,
-    model: str = "tiny",
-    real: bool = False,
-    development: bool = False,
-    updates: int | None = None,
-) -> dict[str, Any]:
-    """Runs a setting with every seed of ``options``; what a seed gave is kept in the folder, and not run again.
+@dataclass(frozen=True)
+class Piece:
+    """Settings that one command runs: ``find`` gives one by its name (and whether on real questions).
 
-    A seed counts only for the same code and plan; kept seeds that do are part of the result, asked for or not.
+    ``model`` and ``seeds`` are what is run where nothing else is asked for; ``tables`` says what a result looks like.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    find: Callable[[str, bool], Setting]
+    tables: Callable[[dict[str, Any]], str]
+    model: str
+    seeds: Callable[[str, str], Sequence[int]]
+    facts: Callable[[str, Plan], Mapping[str, Any]] = lambda _name, _plan: {}
+
+
+def run_setting(setting: Setting, plan: Plan, options: Options, folder: Path) -> dict[str, Any]:
+    """Runs a setting with every seed of ``options``; what a seed gave is kept in ``folder``, and not run again.
+
+    A seed counts only for the same code and plan; kept seeds that do are part of the result, asked for or not. One that
+    broke off is continued under the same condition.
     """
     from lgov_core.demo.run import Display
-    from settings.known import SETTINGS
-    from settings.plan import plan_for
     from settings.run import run_seed
 
-    if real:
-        from settings.real import setting as real_setting
-
-        setting = real_setting(name)
-    else:
-        setting = SETTINGS[name]
-    judged = ("values",) if real else ("development",) if development else None
-    plan = plan_for(setting, model, quick=options.quick, judged=judged, updates=updates)
-    folder = options.folder / f"{name}{_suffix(model, real, '-')}"
     folder.mkdir(parents=True, exist_ok=True)
     key = {"commit": provenance("", options)["commit"], "plan": json.loads(json.dumps(asdict(plan)))}
     found = _kept_seeds(folder, key)
     for seed in options.seeds:
         if seed not in found:
-            found[seed] = run_seed(setting, plan, seed, _fresh(folder, seed), Display(), {})
+            found[seed] = run_seed(setting, plan, seed, folder_of(folder, seed, key), Display(), {})
             write_whole(folder / f"seed{seed}.json", json.dumps({"key": key, "run": found[seed]}))
     runs = [found[seed] for seed in sorted(found)]
     return {
@@ -63,62 +62,97 @@ def run_setting(
         "seeds": sorted(found),
         "runs": runs,
         "summary": report.summary(runs),
-        "seconds": {name: [one["seconds"] for one in runs]},
+        "seconds": {setting.name: [one["seconds"] for one in runs]},
     }
 
 
 def main(arguments: Sequence[str]) -> int:
     """``settings [--setting NAME] [--seed N] [--model NAME] [--quick] [--real]``. Returns the exit status."""
+    return run_piece(SETTINGS_PIECE, arguments)
+
+
+def run_piece(piece: Piece, arguments: Sequence[str]) -> int:
+    """Runs the settings of ``piece`` that the arguments ask for. Returns the exit status."""
     from settings.run import GateError
 
-    parser = argparse.ArgumentParser(prog="main.py settings", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--setting", choices=NAMES, default=None, help="one of the three (default: all, in this order)")
+    given = _parsed(piece, arguments)
+    kind = "-quick" if given.quick else "-development" if given.development else ""
+    runs = given.folder or Path("runs") / f"evidence-{piece.name}{kind}"
+    model = given.model or ("smollm2" if given.real else piece.model)
+    for name in [given.setting] if given.setting else piece.names:
+        seeds = given.seed or ([100] if given.development else [0] if given.quick else piece.seeds(name, model))
+        options = Options(
+            f"{piece.name}_{name}{_suffix(model, given.real, '_')}",
+            tuple(seeds),
+            given.quick,
+            1,
+            runs.resolve(),
+            (given.results or (runs if kind else RESULTS)).resolve(),
+        )
+        judged = ("values",) if given.real else ("development",) if given.development else None
+        try:
+            setting = piece.find(name, given.real)
+            plan = plan_for(setting, model, quick=given.quick, judged=judged, updates=given.updates)
+            found = run_setting(setting, plan, options, options.folder / f"{name}{_suffix(model, given.real, '-')}")
+        except (GateError, FileNotFoundError) as error:
+            print(error, file=sys.stderr)
+            return 1
+        command = [f"python evidence/main.py {piece.name} --setting", name, *_flags(given)]
+        command += [f"--seed {seed}" for seed in found["seeds"]]
+        result = with_provenance(" ".join(command), options, {**found, **piece.facts(name, plan)})
+        write_result(result, options, report.draw)
+        print(f"{result['title']}\n\n{piece.tables(result)}\n")
+    return 0
+
+
+def _parsed(piece: Piece, arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"main.py {piece.name}", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--setting", choices=piece.names, default=None, help="one of them (default: all, in this order)"
+    )
     parser.add_argument(
         "--seed",
         type=int,
         action="append",
         default=None,
-        help="may be repeated (default: 0, 1, 2; quick or smollm2: 0)",
+        help="may be repeated (default: those of the claim; quick: 0)",
     )
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works; shows nothing")
     parser.add_argument(
-        "--model", choices=["tiny", "smollm2"], default=None, help="default: tiny; with --real: smollm2"
+        "--model", choices=["tiny", "smollm2"], default=None, help=f"default: {piece.model}; with --real: smollm2"
     )
-    parser.add_argument("--real", action="store_true", help="on the questions in the folder of EVIDENCE_DATA")
+    if piece is SETTINGS_PIECE:
+        parser.add_argument("--real", action="store_true", help="on the questions in the folder of EVIDENCE_DATA")
     parser.add_argument(
         "--development", action="store_true", help="questions for choosing a plan in place of the held-out ones"
     )
     parser.add_argument("--updates", type=int, default=None, help="instead of the plan's")
-    parser.add_argument("--folder", type=Path, default=None, help="where the runs are left (runs/evidence-settings)")
+    parser.add_argument(
+        "--folder", type=Path, default=None, help=f"where the runs are left (runs/evidence-{piece.name})"
+    )
     parser.add_argument("--results", type=Path, default=None, help="where JSON and plot go (results/; quick: FOLDER)")
-    given = parser.parse_args(arguments)
-    kind = "-quick" if given.quick else "-development" if given.development else ""
-    folder = given.folder or Path("runs") / f"evidence-settings{kind}"
-    model = given.model or ("smollm2" if given.real else "tiny")
-    one_seed = given.quick or model == "smollm2"
-    seeds = given.seed or ([100] if given.development else [0] if one_seed else [0, 1, 2])
-    for name in [given.setting] if given.setting else NAMES:
-        options = Options(
-            f"settings_{name}{_suffix(model, given.real, '_')}",
-            tuple(seeds),
-            given.quick,
-            1,
-            folder.resolve(),
-            (given.results or (folder if kind else RESULTS)).resolve(),
-        )
-        try:
-            found = run_setting(
-                name, options, model=model, real=given.real, development=given.development, updates=given.updates
-            )
-        except (GateError, FileNotFoundError) as error:
-            print(error, file=sys.stderr)
-            return 1
-        command = ["python evidence/main.py settings --setting", name, *_flags(given)]
-        command += [f"--seed {seed}" for seed in found["seeds"]]
-        result = with_provenance(" ".join(command), options, found)
-        write_result(result, options, report.draw)
-        print(f"{result['title']}\n\n{report.tables(result)}\n")
-    return 0
+    parser.set_defaults(real=False)
+    return parser.parse_args(arguments)
+
+
+def _setting(name: str, real: bool) -> Setting:
+    if real:
+        from settings.real import setting
+
+        return setting(name)
+    from settings.known import SETTINGS
+
+    return SETTINGS[name]
+
+
+SETTINGS_PIECE = Piece(
+    name="settings",
+    names=("sql", "retrieval", "maths"),
+    find=_setting,
+    tables=report.tables,
+    model="tiny",
+    seeds=lambda _name, model: (0,) if model == "smollm2" else (0, 1, 2),
+)
 
 
 def with_provenance(command: str, options: Options, found: dict[str, Any]) -> dict[str, Any]:
@@ -149,9 +183,15 @@ def _kept_seeds(folder: Path, key: dict[str, Any]) -> dict[int, dict[str, Any]]:
     return {one["seed"]: one for one in same}
 
 
-def _fresh(folder: Path, seed: int) -> Path:
-    """A folder that is not there yet: a run that broke off is not gone on with."""
+def folder_of(folder: Path, seed: int, key: Mapping[str, Any]) -> Path:
+    """The folder of a seed's run: that of one that broke off with the same code and plan, else one that is not there yet."""
     number = 1
     while (path := folder / f"seed{seed}-{number}").exists():
         number += 1
+    begun = folder / f"seed{seed}-{number - 1}"
+    kept = begun / "key.json"
+    if kept.exists() and json.loads(kept.read_text()) == key and not str(key["commit"]).endswith("-changed"):
+        return begun
+    path.mkdir()
+    write_whole(path / "key.json", json.dumps(key))
     return path

@@ -97,7 +97,7 @@ def plan_for(
     """The plan of a setting for ``tiny`` or ``smollm2``. ``quick`` shows that everything works, not that anything is learnt;
     ``judged`` and ``updates`` stand in place of the plan's.
     """
-    plan = PLANS[model]
+    plan = replace(PLANS[model], **dict(setting.sizes))
     if model == "tiny":
         plan = replace(plan, **dict(setting.plan))
     if quick:

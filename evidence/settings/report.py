@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from intervals import difference, interval, shown, table, verdict
+from intervals import detectable, difference, interval, shown, table, verdict
 
 from lgov_core.train.loop.figures import wilson_interval
 
@@ -18,6 +18,7 @@ SPLITS = {
     "values": "held out: new values",
     "forms": "held out: new forms and values",
     "development": "development",
+    "seeds": "held out: other seeds of the package",
 }
 
 
@@ -34,6 +35,12 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         before, after = ([_scores(one[moment], split) for one in runs] for moment in ("before", "after"))
         found[split] = {"before": interval(before), "after": interval(after), "gain": difference(after, before)}
     return found
+
+
+def detectable_gain(runs: Sequence[dict[str, Any]], split: str) -> float | None:
+    """How small a gain on ``split`` would have been seen over the seeds of ``runs``."""
+    before, after = ([_scores(one[moment], split) for one in runs] for moment in ("before", "after"))
+    return detectable(after, before)
 
 
 def executed(run: dict[str, Any]) -> int:

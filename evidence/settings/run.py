@@ -57,9 +57,12 @@ class GateError(Exception):
 def run_seed(setting: Setting, plan: Plan, seed: int, folder: Path, display: Display, options: Any) -> dict[str, Any]:
     """Runs one seed to its end and returns its figures as JSON values. ``folder`` keeps the store and the audit record.
 
-    Raises `GateError` where the plan is gated and the warm start does not pass.
+    A run that was interrupted in ``folder`` is continued: its seconds are then those of the last part. Raises `GateError`
+    where the plan is gated and the warm start does not pass.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "begun.txt").open("a") as begun:
+        begun.write(f"{time.time():.0f}\n")
     torch.set_num_threads(plan.threads)
     # The worker processes import the episodes from here; the agents are imported by those.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
@@ -80,6 +83,7 @@ def run_seed(setting: Setting, plan: Plan, seed: int, folder: Path, display: Dis
         **figures,
         "calls": calls,
         "trained_transitions": _trained(folder),
+        "interruptions": len((folder / "begun.txt").read_text().splitlines()) - 1,
         "largest_weight_change": _largest_change(warm, plan, seed, folder),
         "warm_start": spent,
         "seconds": round(time.monotonic() - began + spent["seconds"], 1),
@@ -113,9 +117,13 @@ class _Session:
         plan = self.plan
         chosen = replace(algorithm("grpo"), credit=CreditRules(), update=plan.update)
         engines = [_frozen(warm, plan, self.seed)] if self.setting.frozen else []
-        with serving(self._settings(warm), self.folder, algorithm=chosen, engines=engines) as server:
+        resume = (self.folder / "server.json").exists()
+        with serving(self._settings(warm), self.folder, resume=resume, algorithm=chosen, engines=engines) as server:
+            if server.is_complete:
+                return
             client = Client(server.url, exit_on_interrupt=False)
-            client.upload_data([self._task(work) for work in self._training_work()], self.fixed)
+            if not server.coordinator.tasks.of("train"):
+                client.upload_data([self._task(work) for work in self._training_work()], self.fixed)
             with self._gate(server) as passed:
                 try:
                     client.train(
@@ -161,7 +169,7 @@ class _Session:
         def watch() -> None:
             while not over.wait(1.0):
                 recorded = Recorded(self.folder, server.store, evaluated=len(self.fixed))
-                if recorded.evaluations:
+                if recorded.evaluations and all(one and one.outcome for one in recorded.evaluations[0]):
                     before = self._by_split(recorded, 0)
                     said = gate(before)
                     self.display.say(f"{self.setting.name}, seed {self.seed}, {gate_text(said, before)}")

@@ -47,7 +47,10 @@ class World(Protocol):
 
 @dataclass(frozen=True)
 class Setting:
-    """One of the documents' settings. ``agent`` names the function that runs it; ``score`` says what the task reward is."""
+    """One of the documents' settings. ``agent`` names the function that runs it; ``score`` says what the task reward is.
+
+    ``plan`` is what of a plan is its own with the tiny model, ``sizes`` with every model.
+    """
 
     name: str
     title: str
@@ -59,6 +62,7 @@ class Setting:
     make_world: Callable[[Path, int, Mapping[str, Any]], World]
     frozen: tuple[str, ...] = ()
     plan: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    sizes: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 def function_tool(name: str, description: str, argument: str) -> Mapping[str, Any]:

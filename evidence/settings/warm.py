@@ -108,5 +108,6 @@ def _texts(world: World) -> list[str]:
             for message in conversation.messages:
                 texts.append(str(message.get("content") or ""))
                 for call in message.get("tool_calls", ()):
-                    texts.append(f"@{call['function']['name']} {call['function']['arguments'].split(': ', 1)[1][1:-2]}")
+                    arguments = json.loads(call["function"]["arguments"]).values()
+                    texts.append(" ".join([f"@{call['function']['name']}", *arguments]))
     return texts

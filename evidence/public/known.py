@@ -1,0 +1,60 @@
+"""The three public sets, one in each framework."""
+
+from __future__ import annotations
+
+from settings.maths.tasks import POLICY as ARITHMETIC
+from settings.setting import HERE, Setting
+
+from public.tasks import EquationsWorld, LegsWorld, PathsWorld
+
+#: Four rollouts of each held-out task, so that pass@4 before training can be said. Nothing is gated: what comes out is shown.
+SIZES = {
+    "judged": ("seeds",),
+    "gated": False,
+    "fixed_tasks": 16,
+    "fixed_group": 4,
+    "held_out_tasks": 64,
+    "held_out_group": 4,
+}
+
+#: With the tiny model.
+PLAN = {"warm_steps": 600, "updates": 12}
+
+SETS = {
+    "legs": Setting(
+        name="legs",
+        title="reasoning-gym leg_counting with a calculator",
+        framework="autogen-agentchat",
+        score="that of the package: 1 for the right number, a part for a text that holds it",
+        trained=("solver",),
+        agent="public.episodes:run_legs",
+        policy=ARITHMETIC,
+        make_world=LegsWorld,
+        plan=PLAN,
+        sizes=SIZES,
+    ),
+    "equations": Setting(
+        name="equations",
+        title="reasoning-gym simple_equations with a calculator",
+        framework="openai-agents",
+        score="that of the package: 1 for the right number, a part for a text that holds it",
+        trained=("algebraist",),
+        agent="public.episodes:run_equations",
+        policy=ARITHMETIC,
+        make_world=EquationsWorld,
+        plan=PLAN,
+        sizes=SIZES,
+    ),
+    "paths": Setting(
+        name="paths",
+        title="reasoning-gym shortest_path, walked step by step",
+        framework="langchain",
+        score="that of the package: 1 for a shortest way, 0.5 for a longer one, 1 for a right 'infeasible'",
+        trained=("walker",),
+        agent="public.episodes:run_paths",
+        policy=HERE.parent / "public" / "policy.yaml",
+        make_world=PathsWorld,
+        plan=PLAN,
+        sizes=SIZES,
+    ),
+}
