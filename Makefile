@@ -21,6 +21,9 @@ LIGHTNING_PYTHON = $(wildcard $(LIGHTNING)/bin/python)
 LIGHTNING1 := .venv-lightning1
 LIGHTNING1_PYTHON = $(wildcard $(LIGHTNING1)/bin/python)
 PYTHON312 ?= python3.12
+# TRL's GRPO is measured beside lgov's after make bench-trl, by tests.bench.public_peers.
+TRL := .venv-trl
+TRL_PACKAGE := trl==1.16.0
 # verl needs another transformers than the rest, and Python below 3.13.
 VERL := .venv-verl
 # The newest vLLM with the functions that verl 0.9.1 calls and a transformers that both take.
@@ -43,7 +46,7 @@ CONFINED := tests/langchain tests/autogen tests/openai_agents tests/openai tests
 CLIENTS := @openai/codex@0.171.0 @qwen-code/qwen-code@0.15.10 opencode-ai@1.18.33
 
 .DEFAULT_GOAL := help
-.PHONY: help demo view-demo test test-all test-clients test-confined test-matrix test-verl test-vllm test-install mutants check docs reference bench bench-peer dist clean
+.PHONY: help demo view-demo test test-all test-clients test-confined test-matrix test-verl test-vllm test-install mutants check docs reference bench bench-peer bench-trl dist clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\): .*## /\1	/p' $(MAKEFILE_LIST) | expand -t 8
@@ -117,6 +120,12 @@ bench-peer: ## Install agentlightning 0.3.0 (472 MB) and 1.0.2 (needs Python 3.1
 	@$(PYTHON312) -m venv $(LIGHTNING1)
 	@$(LIGHTNING1)/bin/python -m pip --disable-pip-version-check --quiet install agentlightning==1.0.2
 
+bench-trl: $(VENV)/.tools ## Install TRL, and measure its GRPO beside that of lgov on the same public tasks (half an hour).
+	@test -x $(TRL)/bin/python || $(PYTHON) -m venv $(TRL)
+	@$(TRL)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt $(TORCH_ARGS) $(TORCH)
+	@$(TRL)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt $(TRL_PACKAGE) --group evidence
+	@$(BIN)/python -m tests.bench.public_peers --peer $(TRL)/bin/python $(ARGS)
+
 test-install: $(VENV)/.tools ## Install the built wheel with each extra into fresh environments: seconds, sizes, pip check.
 	@$(BIN)/python -m tests.installs $(ARGS)
 
@@ -130,7 +139,7 @@ dist: $(RELEASE)/.installed ## Build the wheel and the source distribution, chec
 	@ls -l dist
 
 clean: ## Remove .venv, .venv-* and everything that tools left behind; runs/ stays.
-	@rm -rf $(VENV) $(PEER) $(OBSERVER) $(LIGHTNING) $(LIGHTNING1) $(VERL) $(VLLM) $(MUTANTS) $(RELEASE) .mutants .peers build dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	@rm -rf $(VENV) $(PEER) $(OBSERVER) $(LIGHTNING) $(LIGHTNING1) $(TRL) $(VERL) $(VLLM) $(MUTANTS) $(RELEASE) .mutants .peers build dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "removed .venv and caches"
 
