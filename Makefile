@@ -122,6 +122,7 @@ bench-peer: ## Install agentlightning 0.3.0 (472 MB) and 1.0.2 (needs Python 3.1
 
 bench-trl: $(VENV)/.tools ## Install TRL, and measure its GRPO beside that of lgov on the same public tasks (half an hour).
 	@test -x $(TRL)/bin/python || $(PYTHON) -m venv $(TRL)
+	@$(TRL)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade "pip>=25.1"
 	@$(TRL)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt $(TORCH_ARGS) $(TORCH)
 	@$(TRL)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt $(TRL_PACKAGE) --group evidence
 	@$(BIN)/python -m tests.bench.public_peers --peer $(TRL)/bin/python $(ARGS)
