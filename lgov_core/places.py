@@ -35,6 +35,8 @@ _CLOSED_NAMES: Final = frozenset((*NAMES, *_INSTALLED))
 POLICY_NAMES: Final = ("policy.yaml", "policy.yml")
 #: The record where none is named: in the working folder.
 DEFAULT_AUDIT: Final = Path(".lgov") / "audit.db"
+#: A folder that only the root of a box has: `lgov_core.confine.layers` makes it, and nothing inside can change or remove it.
+MARK: Final = "/.lgov-box"
 _ETC = """
     alternatives ca-certificates debian_version fonts gai.conf host.conf hosts ld.so.cache ld.so.conf ld.so.conf.d
     locale.conf localtime lsb-release magic mime.types nsswitch.conf os-release pki/ca-trust pki/tls/cert.pem

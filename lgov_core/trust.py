@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from lgov_core._util.files import HeldByAnother, atomic_write, hold
 from lgov_core.errors import InstrumentationError
-from lgov_core.places import DEFAULT_AUDIT, NAMES, POLICY_NAMES, PROJECT_FILE, project_settings
+from lgov_core.places import DEFAULT_AUDIT, MARK, NAMES, POLICY_NAMES, PROJECT_FILE, project_settings
 from lgov_core.settings import read_written
 
 #: Longer texts are compared by their digests alone, and shown by name.
@@ -213,13 +213,21 @@ def notes_of(audit: Path) -> Path:
     return Path(f"{os.path.abspath(audit)}.runs")
 
 
+def _notes(audit: Path) -> list[Path]:
+    folder = notes_of(audit)
+    try:
+        return sorted(folder / name for name in os.listdir(folder) if name.endswith(".json"))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def untrusted(audit: Path) -> list[RunChange]:
     """The changes that were made during runs and are not trusted, one for each place. Forgets runs that left none.
 
-    A note that cannot be read counts as a change of itself.
+    A note that cannot be read counts as a change of itself. Raises `OSError` where it cannot be seen which there are.
     """
     changes: dict[str, RunChange] = {}
-    for note in sorted(notes_of(audit).glob("*.json")):
+    for note in _notes(audit):
         try:
             made_by_run = RunNote.read(note).changes()
         except FileNotFoundError:
@@ -235,7 +243,11 @@ def untrusted(audit: Path) -> list[RunChange]:
 
 def is_running(audit: Path) -> bool:
     """Returns whether a governed program with this record runs."""
-    for note in notes_of(audit).glob("*.json"):
+    try:
+        notes = _notes(audit)
+    except OSError:  # it cannot be told
+        return True
+    for note in notes:
         try:
             with hold(note.with_suffix(".lock")):
                 note.with_suffix(".lock").unlink(missing_ok=True)
@@ -250,14 +262,29 @@ def refuse_untrusted(audit: Path) -> None:
     """Raises `InstrumentationError` where something that governs changed during a run and is not trusted.
 
     The runs are those with this record, and, of what lies in the working folder or above it, those with the usual record in
-    one of these folders: what a run changed may name another record.
+    one of these folders: what a run changed may name another record. A record that a box closes to this process is left to
+    the run that made the box.
     """
     here = Path.cwd()
     folders = (here, *here.parents)
     records = {folder / DEFAULT_AUDIT for folder in folders} - {audit.absolute()}
-    _refuse(audit, untrusted(audit))
-    for record in sorted(records):
-        changed = {Path(change.path): change for change in untrusted(record)}
+    for record in (audit, *sorted(records)):
+        try:
+            changes = untrusted(record)
+        except OSError as error:
+            closed = isinstance(error, PermissionError) and os.path.isdir(MARK)
+            if closed and record != audit:
+                continue
+            raise InstrumentationError(
+                f"{notes_of(record)} cannot be read, so it cannot be seen what changed while a program ran: {error}",
+                hint="name another record: a box closes that of the run that made it"
+                if closed
+                else "make the folder readable to this user, or remove it if its runs are yours and ended",
+            ) from error
+        if record == audit:
+            _refuse(audit, changes)
+            continue
+        changed = {Path(change.path): change for change in changes}
         obeyed = (change for path, change in changed.items() if path.parent in folders and path.name != _KEPT)
         _refuse(record, list(obeyed))  # .lgov folders are made by runs
 
@@ -274,7 +301,7 @@ def _refuse(audit: Path, changes: list[RunChange]) -> None:
 
 def trust(audit: Path) -> None:
     """Takes what governs as it is now, for runs that ended and those that go on. Raises `OSError`."""
-    for note in sorted(notes_of(audit).glob("*.json")):
+    for note in _notes(audit):
         try:
             RunNote.read(note).now().write(note)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -39,7 +39,8 @@ from lgov_core.confine import seccomp
 from lgov_core.confine.plan import BoxPlan
 from lgov_core.confine.seccomp import call
 from lgov_core.errors import InstrumentationError
-from lgov_core.policies.confinement import MARK, ConfineRules
+from lgov_core.places import MARK
+from lgov_core.policies.confinement import ConfineRules
 
 _PREFIX: Final = "lgov-box-"
 _LOCK: Final = "held"

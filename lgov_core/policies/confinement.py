@@ -22,7 +22,7 @@ from msgspec import Meta
 
 from lgov_core._util.schema import Mistake, checked
 from lgov_core.errors import PolicyFileError, suggest_name
-from lgov_core.places import HARMLESS_VARIABLES
+from lgov_core.places import HARMLESS_VARIABLES, MARK
 from lgov_core.policies.content.secrets import SECRET_NAMES
 from lgov_core.policies.document import Place, read_yaml
 from lgov_core.settings import read_written
@@ -99,10 +99,6 @@ class ConfineRules:
     cpu: int | None = None
     files: int | None = None
     file_size: int | None = None
-
-
-#: A folder that only the root of a box has: `lgov_core.confine.layers` makes it, and nothing inside can change or remove it.
-MARK: Final = "/.lgov-box"
 
 
 _FOR_BOX: ContextVar[bool] = ContextVar("lgov_for_box", default=False)

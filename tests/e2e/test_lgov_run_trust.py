@@ -18,6 +18,7 @@ from lgov_core.commands import cli
 from lgov_core.errors import InstrumentationError
 from lgov_core.governance import Governance
 from lgov_core.trust import notes_of, untrusted
+from tests.confine.conftest import why_not
 from tests.e2e.lgov_runs import LGOV, lgov_run, write
 
 POLICY = "version: 1\nrules:\n  - {name: none, use: deny}\n"
@@ -248,3 +249,23 @@ def test_what_a_box_lets_change_is_named_and_refused_too(folder: Path) -> None:
     assert not (folder / "lgov.toml").exists(), "a box leaves no file that it kept free"
     assert not (folder / "policy.yml").exists()
     assert run(folder, "").returncode == 78
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"no box here: {why_not()}")
+def test_what_governs_itself_in_a_box_needs_no_look_at_the_record_outside(folder: Path) -> None:
+    inner = (
+        "from pathlib import Path\n"
+        "from lgov_core.governance import Governance\n"
+        "with Governance(policy=Path('policy.yaml'), audit=Path('/tmp/inner/audit.db')).open() as opened:\n"
+        "    print('governed')\n"
+    )
+    done = run(folder, inner, "--confine", "--preset", "workspace")
+    assert done.stdout == "governed\n", done.stderr
+
+
+def test_notes_that_cannot_be_read_are_no_permission(folder: Path) -> None:
+    notes = notes_of(Path(".lgov/audit.db"))
+    notes.parent.mkdir()
+    notes.symlink_to(notes)
+    with pytest.raises(InstrumentationError, match="cannot be read"):
+        Governance(policy=folder / "policy.yaml", audit=Path(".lgov/audit.db")).open()

@@ -75,7 +75,10 @@ def test_a_denied_tool_does_not_run_and_its_penalty_reaches_the_server(
     assert verify(tmp_path / "audit.db").ok
 
 
-def test_a_policy_that_does_not_load_runs_nothing(serve: Serve, tmp_path: Path) -> None:
+def test_a_policy_that_does_not_load_runs_nothing(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # its record is there
     (tmp_path / "policy.yaml").write_text(POLICY.replace("use: tool", "use: tol"))
     server = serve(steps=1)
     client = Client(server.url, quiet=True)

@@ -10,7 +10,7 @@ def _govern() -> None:
     try:
         from lgov_core.process.children import govern_child
     except BaseException as error:  # noqa: BLE001 - ungoverned it must not run, whatever is missing
-        if os.path.isdir("/.lgov-box"):  # the kernel holds it: `lgov_core.policies.confinement.MARK`
+        if os.path.isdir("/.lgov-box"):  # the kernel holds it: `lgov_core.places.MARK`
             return
         sys.stderr.write(
             f"lgov: not run: {sys.executable} was started by a governed program and cannot be governed:"
