@@ -17,8 +17,8 @@ SIZES = {
     "held_out_group": 4,
 }
 
-#: With the tiny model.
-PLAN = {"warm_steps": 600, "updates": 12}
+#: With the tiny model: on development entries, 200 steps of warm start solved 3 %, 400 solved 86 %; the loss falls between.
+PLAN = {"warm_steps": 250, "updates": 16}
 
 SETS = {
     "legs": Setting(
