@@ -18,9 +18,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from lgov_core._util.schema import Mistake, checked
+from lgov_core._util.schema import Mistake, Place, checked, read_yaml
 from lgov_core.errors import PolicyFileError, RewardError, RewardFileError, suggest_name
-from lgov_core.policies.document import Place, read_yaml
 
 
 def finite(what: str, value: Any) -> float:

@@ -20,11 +20,10 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from lgov_core._util.schema import Mistake, checked
+from lgov_core._util.schema import Mistake, Place, checked, read_yaml
 from lgov_core.errors import PolicyFileError, suggest_name
 from lgov_core.places import HARMLESS_VARIABLES, MARK
 from lgov_core.policies.content.secrets import SECRET_NAMES
-from lgov_core.policies.document import Place, read_yaml
 from lgov_core.settings import read_written
 
 #: Variables that go into every box: those that hold nothing secret, and what reaches lgov and the model.

@@ -17,14 +17,13 @@ from typing import Annotated, Any, Final, TypeVar, cast, get_args
 
 import msgspec
 
-from lgov_core._util.schema import Mistake, checked
+from lgov_core._util.schema import Mistake, Place, checked, read_yaml
 from lgov_core.errors import PolicyError, PolicyFileError, suggest_name
 from lgov_core.governor.conditions import ConditionProblem, compiled
 from lgov_core.governor.options import in_dry_run
 from lgov_core.governor.rules import Default, Rule
 from lgov_core.places import GoverningPlaces, in_force, places_for
 from lgov_core.policies.confinement import check_confinement, document_digest, in_box, made_for_box
-from lgov_core.policies.document import Place, read_yaml
 from lgov_core.policies.options import folder_joined, options_kind
 from lgov_core.policies.policy_set import PolicySet, SetMode
 from lgov_core.policies.registry import BUILTIN_POLICIES, available_policies, options_of

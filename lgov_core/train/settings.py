@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, Union, get_args, get_origin, get_t
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from lgov_core._util.schema import Mistake, checked
+from lgov_core._util.schema import Mistake, checked, read_yaml
 from lgov_core.errors import PolicyFileError, SettingsError, suggest_name
-from lgov_core.policies.document import read_yaml
 from lgov_core.train.sections import (
     DataSection,
     ModelSection,

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from lgov_core._util.json_text import canonical_json
+from lgov_core._util.schema import read_yaml
 from lgov_core.audit import AuditEntry, AuditLog
 from lgov_core.errors import PolicyError, StoreError
 from lgov_core.policies import ApprovalRequest, ApprovalRequests
-from lgov_core.policies.document import read_yaml
 from lgov_core.policies.loader import read_policy_file
 from lgov_core.store import RolloutQueue, open_store
 from lgov_core.store.pages import ListedDecision, StorePages

@@ -10,8 +10,8 @@ import pytest
 from air_cases import ATTEMPT, Bench
 
 from lgov_core import air
+from lgov_core._util.schema import read_yaml
 from lgov_core.errors import RewardFileError
-from lgov_core.policies.document import read_yaml
 from lgov_core.reward import AirPlugin, AirRules
 from lgov_core.types import Decision, Effect
 

@@ -18,9 +18,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from lgov_core._util.schema import read_yaml
 from lgov_core.audit.signing import make_key
 from lgov_core.commands import cli
-from lgov_core.policies.document import read_yaml
 from lgov_core.train.settings import load_train_settings
 from lgov_core.types import Action, Effect, Point
 from tests.confine.conftest import why_not

@@ -9,9 +9,9 @@ from typing import Any
 import fastjsonschema
 import pytest
 
+from lgov_core._util.schema import read_yaml
 from lgov_core.errors import PolicyFileError
 from lgov_core.policies import BUILTIN_POLICIES, load_policies
-from lgov_core.policies.document import read_yaml
 from lgov_core.policies.schema import SCHEMA_PATH, policy_file_schema, schema_text
 
 ROOT = Path(__file__).parents[2]
