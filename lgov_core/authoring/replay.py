@@ -4,8 +4,9 @@ An audit record holds every decision with what it was about. A trace store holds
 without its arguments, or was cut because it was too long, cannot be judged again: it is counted, never guessed.
 
 A case of a file is one JSON object a line: ``{"id", "point", "name", "arguments", "agent"?, "text"?, "user_text"?,
-"context"?, "sequence"?, "expect"}``; ``expect`` is ``allow`` (which a warn and a transform satisfy too) or ``deny`` (which an
-escalate satisfies too). Other keys, such as ``why``, are for the reader, unless they look like a misspelt one of these.
+"context"?, "sequence"?, "result"?, "expect"}``; ``expect`` is ``allow`` (which a warn and a transform satisfy too) or ``deny``
+(which an escalate satisfies too), and ``result`` is what the call returned, if it is allowed. Other keys, such as ``why``, are
+for the reader, unless they look like a misspelt one of these.
 Cases are judged each by itself, except those of one ``sequence``: what policies count and remember lasts from one of them to
 the next. Without the key, the ``session_id`` or else the ``rollout_id`` names the sequence.
 """
@@ -18,16 +19,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from lgov_core.errors import PolicyError
-from lgov_core.governor import Governor
+from lgov_core.governor import Governor, ObservedDecision
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies import dry_run, load_policy_file
+from lgov_core.policies.budgets.counting import NOT_MADE
 from lgov_core.trace import semconv
 from lgov_core.trace.canonical import as_object, written_calls
-from lgov_core.types import BLOCKING, Action, Decision, Kind, Point
+from lgov_core.types import ALLOW, BLOCKING, Action, Decision, Kind, Point, ToolOutcome, ToolStatus, new_id
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditEntry
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
 
 _TEXTS = ("agent", "text", "user_text", "call_id", "session_id", "rollout_id", "framework")
 _ACTION_KEYS = ("point", "name", "kind", "arguments", "context", *_TEXTS)
-_CASE_KEYS = ("id", *_ACTION_KEYS, "sequence", "expect", "why")
+_CASE_KEYS = ("id", *_ACTION_KEYS, "sequence", "expect", "result", "why")
 #: Other names for the arguments, refused with a hint: a case without arguments would pass or fail by accident.
 _ALSO_ARGUMENTS = frozenset({"args", "kwargs", "params", "parameters", "input"})
 _HINT = 'write {"point": "pre_tool_call", "name": "TOOL", "arguments": {...}}'
@@ -44,7 +47,7 @@ _HINT = 'write {"point": "pre_tool_call", "name": "TOOL", "arguments": {...}}'
 
 @dataclass(frozen=True, slots=True)
 class PolicyCase:
-    """One case: what is judged, and whether it should be blocked. ``line`` is its line in the file.
+    """One case: what is judged, whether it should be blocked, and its ``result``. ``line`` is its line in the file.
 
     Cases with the same ``sequence`` follow on each other; None: the case is independent.
     """
@@ -54,6 +57,7 @@ class PolicyCase:
     blocked: bool
     line: int
     sequence: str | None
+    result: str | None = None
 
 
 def read_cases(path: Path) -> list[PolicyCase]:
@@ -88,7 +92,12 @@ def _cases(path: Path, lines: list[str]) -> Iterator[PolicyCase]:
         sequence = sequence or fields.get("session_id") or fields.get("rollout_id")
         if fields.get("rollout_id") is None:
             fields["rollout_id"] = sequence or f"case-{number}"
-        yield PolicyCase(case_id, action_of(fields, where, known=_CASE_KEYS), expected == "deny", number, sequence)
+        action, result = action_of(fields, where, known=_CASE_KEYS), fields.get("result")
+        if not isinstance(result, str | None):
+            raise PolicyError(f"{where}: result is {result!r}, which is not text", hint="put it in quotes")
+        if result is not None:
+            action.operation_id = new_id("op")
+        yield PolicyCase(case_id, action, expected == "deny", number, sequence, result)
 
 
 def parse_object(text: str, where: str) -> dict[str, Any]:
@@ -148,7 +157,8 @@ class RecordedAction:
     """An action as it was recorded and what was decided then; ``effect`` is None when no decision was recorded.
 
     ``verdict`` is what the policies decided, enforced or not: in shadow mode the effect that was not enforced. ``status``
-    is how a tool call ended, None where that is not recorded. ``verdict_rule`` is the rule behind ``verdict``.
+    is how a tool call ended, None where that is not recorded. ``verdict_rule`` is the rule behind ``verdict``. ``events`` are
+    what policies that keep count have to observe first: outcomes of calls, and calls of models.
     """
 
     action: Action
@@ -159,6 +169,7 @@ class RecordedAction:
     verdict: str | None = None
     status: str | None = None
     verdict_rule: str | None = None
+    events: tuple[ToolOutcome | ObservedDecision, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +231,8 @@ def replay(governor: Governor, recorded: Iterable[RecordedAction | None]) -> Rep
         if act is None:
             result.incomplete += 1
             continue
+        for event in act.events:
+            governor.observe(event)
         decision = governor.decide(act.action)
         decision = decision.unenforced or decision
         result.judged += 1
@@ -238,17 +251,27 @@ def replay(governor: Governor, recorded: Iterable[RecordedAction | None]) -> Rep
 
 
 def from_audit(entries: Iterable[AuditEntry]) -> Iterator[RecordedAction | None]:
-    """The decisions of an audit record, as actions."""
+    """The decisions of an audit record, as actions, with the outcomes that came between them."""
+    calls: dict[str | None, Action] = {}
+    ended: dict[tuple[Any, ...], str] = {}
+    events: list[ToolOutcome | ObservedDecision] = []
     for entry in entries:
+        key = (entry.rollout_id, entry.attempt, entry.session_id, entry.call_id)
+        if entry.kind == "outcome" and (call := calls.pop(entry.refers_to, None)) is not None:
+            ended[key] = entry.refers_to or ""
+            events += _outcome(call, entry.status, (_object(entry.content) or {}).get("result"))
         if entry.kind != "decision":
             continue
         arguments = _object(entry.arguments)
         content = _object(entry.content) if "content_sha256" in entry.body else {}
+        point = Point(entry.point or "")
         if arguments is None or content is None:
+            if point is Point.PRE_MODEL_CALL and entry.effect not in BLOCKING:  # a model was called all the same
+                events.append(_model_call(entry.rollout_id, entry.attempt, entry.session_id))
             yield None
             continue
         action = Action(
-            Point(entry.point or ""),
+            point,
             entry.name or "",
             kind=entry.action_kind,  # type: ignore[arg-type]
             arguments=arguments,
@@ -261,9 +284,25 @@ def from_audit(entries: Iterable[AuditEntry]) -> Iterator[RecordedAction | None]
             call_id=entry.call_id,
             parent_id=entry.body.get("parent_id"),
             source=entry.source,  # type: ignore[arg-type]
+            operation_id=entry.entry_id if point is Point.PRE_TOOL_CALL else ended.pop(key, None),
         )
+        if point is Point.PRE_TOOL_CALL:
+            calls[entry.entry_id] = action
         verdict = {"verdict": entry.verdict["effect"], "verdict_rule": entry.verdict["rule"]}
-        yield RecordedAction(action, entry.effect, entry.policy, entry.rule, entry.reason, **verdict)
+        before, events = tuple(events), []
+        yield RecordedAction(action, entry.effect, entry.policy, entry.rule, entry.reason, **verdict, events=before)
+
+
+def _outcome(call: Action, status: str | None, result: Any) -> list[ToolOutcome | ObservedDecision]:
+    """The outcome of a recorded call that was made."""
+    made = status is not None and status not in NOT_MADE
+    return [ToolOutcome(call, cast("ToolStatus", status), result=_text(result))] if made else []
+
+
+def _model_call(rollout_id: str | None, attempt: int | None, session_id: str | None) -> ObservedDecision:
+    """A recorded call of a model of which no more is known than that it was made."""
+    ids = {"rollout_id": rollout_id, "attempt": attempt, "session_id": session_id}
+    return ObservedDecision(Action(Point.PRE_MODEL_CALL, "unknown", "model", **ids), ALLOW, 0.0)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------- from a trace store
@@ -275,7 +314,9 @@ def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
     Where a span has no arguments (contents were not recorded), they are those that the captured reply has under its id.
     """
     # What came in from outside is a claim, and no record of what was called or decided.
-    spans = [span for span in store.spans() if not span.claimed]
+    spans = sorted((span for span in store.spans() if not span.claimed), key=lambda span: span.started_at)
+    coming: list[tuple[float, int, list[ToolOutcome | ObservedDecision]]] = []
+    events: list[ToolOutcome | ObservedDecision] = []
     decisions = {
         (span.rollout_id, span.attempt, span.attributes.get(semconv.TOOL_CALL_ID)): span.attributes
         for span in spans
@@ -283,8 +324,13 @@ def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
     }
     user_texts, written = _said_and_written(store)
     seen: set[tuple[Any, ...]] = set()
-    for span in spans:
+    for number, span in enumerate(spans):
         attributes = span.attributes
+        session_id = _text(attributes.get(semconv.CONVERSATION_ID))
+        while coming and coming[0][0] <= span.started_at:
+            events += heappop(coming)[2]
+        if attributes.get(semconv.OPERATION) == semconv.CHAT:
+            events.append(_model_call(span.rollout_id, span.attempt, session_id))
         # The sink's own spans carry the status; those of a callback handler describe the same calls once more.
         if attributes.get(semconv.OPERATION) != semconv.EXECUTE_TOOL or semconv.TOOL_STATUS not in attributes:
             continue
@@ -305,12 +351,17 @@ def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
             arguments=arguments,
             agent=_text(attributes.get(semconv.AGENT_NAME)),
             framework=_text(attributes.get(semconv.FRAMEWORK)),
-            session_id=_text(attributes.get(semconv.CONVERSATION_ID)),
+            session_id=session_id,
             rollout_id=span.rollout_id,
             attempt=span.attempt,
             call_id=_text(key[2]),
             context={"user_text": user_texts[span.rollout_id]} if span.rollout_id in user_texts else {},
+            operation_id=span.span_id,
         )
+        status = _text(attributes.get(semconv.TOOL_STATUS))
+        outcome = _outcome(action, status, attributes.get(semconv.TOOL_RESULT))
+        heappush(coming, (span.ended_at or span.started_at, number, outcome))
+        before, events = tuple(events), []
         yield RecordedAction(
             action,
             decision.get(semconv.DECISION_EFFECT),
@@ -318,8 +369,9 @@ def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
             decision.get(semconv.DECISION_RULE),
             decision.get(semconv.DECISION_REASON),
             verdict=decision.get(semconv.DECISION_WOULD) or decision.get(semconv.DECISION_EFFECT),
-            status=_text(attributes.get(semconv.TOOL_STATUS)),
+            status=status,
             verdict_rule=decision.get(semconv.DECISION_RULE),  # in shadow mode that of the effect that was not enforced
+            events=before,
         )
 
 

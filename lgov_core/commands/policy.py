@@ -38,10 +38,10 @@ def check(ctx: click.Context, file: Path, as_json: bool) -> None:
     """Check FILE as a governed program would load it; reports the first error of each rule.
 
     Tools whose arguments lead somewhere (a path, a URL, SQL, a command, code, money) that no rule holds are named as open,
-    tools that one rule permits and a tool rule without them in allow denies as shut.
+    tools that one rule permits and a tool rule without them in allow denies as shut. Rules about order are told in English.
     """
     from lgov_core.authoring.rules import open_places, shut_tools
-    from lgov_core.policies import dry_run, load_policy_file
+    from lgov_core.policies import OrderPolicy, dry_run, load_policy_file
 
     try:
         with dry_run():
@@ -67,7 +67,8 @@ def check(ctx: click.Context, file: Path, as_json: bool) -> None:
     if programs:
         text += f"\n  runs the folder's code: {', '.join(programs)}"
     about = {"name": policies.name, "mode": policies.mode, "default": policies.default, "digest": policies.digest}
-    notes = {"open": open_places(policies.rules), "shut": shut_tools(policies.rules)}
+    order = [f"{rule.name}: {rule.policy.sentence}" for rule in policies.rules if isinstance(rule.policy, OrderPolicy)]
+    notes = {"order": order, "open": open_places(policies.rules), "shut": shut_tools(policies.rules)}
     text += "".join(f"\n  {word}: {sentence}" for word, sentences in notes.items() for sentence in sentences)
     write_result(
         {"file": str(file), "ok": True, "problems": [], **about, "rules": rules, "runs_code": programs, **notes},

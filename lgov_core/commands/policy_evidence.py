@@ -37,10 +37,11 @@ def evaluate(ctx: click.Context, file: Path, source: str, limit: int, as_json: b
     """Judge actions by the policies in FILE, and compare: labelled cases with their label, recorded actions with the past.
 
     CASES is a file of JSON lines. A case is {"id", "point", "name", "arguments", "agent"?, "text"?, "user_text"?,
-    "context"?, "sequence"?, "expect": "allow"|"deny"}. Writes a table of the cases and a summary; with --json one line a case
-    (id, effect, policy, rule, severity, reason, expect, ok, shadowed), and a last line {"summary": {...}}. Exits 1 when any
-    case is judged otherwise than expected. Each case is judged independently: the costs and texts of the others do not count.
-    Cases with the same sequence (or else session_id, or rollout_id) follow on each other.
+    "context"?, "sequence"?, "result"?, "expect": "allow"|"deny"}. Writes a table of the cases and a summary; with --json one
+    line a case (id, effect, policy, rule, severity, reason, expect, ok, shadowed), and a last line {"summary": {...}}. Exits 1
+    when any case is judged otherwise than expected. Each case is judged independently: the costs and texts of the others do
+    not count. Cases with the same sequence (or else session_id, or rollout_id) follow on each other, with the result that an
+    allowed call returned.
 
     STORE or RECORD is a trace store (or run folder) or an audit record: every recorded action is judged again, and those are
     listed that would now be blocked, or no longer are; exits 1 when there are any. A trace store holds the tool calls; an audit
@@ -57,12 +58,16 @@ def _judge_cases(file: Path, cases: Path, as_json: bool) -> Exit:
     from lgov_core.authoring.replay import read_cases
     from lgov_core.policies import dry_run
     from lgov_core.policies.loader import fresh_policies
+    from lgov_core.types import ToolOutcome
 
     judged: list[tuple[PolicyCase, Decision]] = []
     lines: list[dict[str, Any]] = []
     with dry_run(), _Bench(fresh_policies(file)) as bench:
         for case in read_cases(cases):
-            decision = bench.governor(case).decide(case.action)
+            governor = bench.governor(case)
+            decision = governor.decide(case.action)
+            if case.result is not None and not decision.blocks:
+                governor.observe(ToolOutcome(case.action, "ok", result=case.result))
             verdict = decision.unenforced or decision
             judged.append((case, verdict))
             lines.append({**_case_fields(case, verdict), "shadowed": decision.shadowed})

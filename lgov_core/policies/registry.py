@@ -17,6 +17,7 @@ from lgov_core.policies.content.pii import PIIPolicy
 from lgov_core.policies.content.secrets import SecretsPolicy
 from lgov_core.policies.network.egress import EgressPolicy
 from lgov_core.policies.options import PolicyOptions, Text, takes
+from lgov_core.policies.order import OrderPolicy
 from lgov_core.policies.path import PathPolicy
 from lgov_core.policies.pins import PinnedToolsPolicy
 from lgov_core.policies.policy_set import ConstantPolicy
@@ -105,6 +106,7 @@ BUILTIN_POLICIES: Final[Mapping[str, PolicyFactory]] = PolicyKinds(
         "deny": DenyPolicy,
         "egress": EgressPolicy,
         "loop": LoopPolicy,
+        "order": OrderPolicy,
         "path": PathPolicy,
         "pii": PIIPolicy,
         "pinned": PinnedToolsPolicy,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Generic, Literal, Self, TypeAlias, TypeVar
 
 from lgov_core._util.containers import BoundedDict
 from lgov_core._util.json_text import NotCanonical, fingerprint
@@ -33,6 +33,11 @@ MAX_JUDGEMENTS: Final = 65_536
 #: Outcomes of tool calls that were never made: what was set aside for them is given back.
 NOT_MADE: Final = frozenset({"denied", "invalid_args", "unknown_tool"})
 _LONGEST_KEY: Final = 200
+#: The attempt and the session, or else what tells the actions apart.
+RolloutKey: TypeAlias = tuple[str, str, str]
+
+_Key = TypeVar("_Key")
+_Past = TypeVar("_Past")
 
 
 def now_of(owner: str, clock: Callable[[], float]) -> float:
@@ -55,6 +60,7 @@ def count_key(action: Action, per: str) -> str:
         "session": action.session_id,
         "conversation": action.session_id or action.rollout_id,
         "agent": action.agent,
+        "run": action.run_id if action.run_id != action.span_id else None,  # a call by itself is no run
         "tool": action.name,
     }.get(per)
     if not ids:
@@ -90,6 +96,59 @@ class SharedState:
     def after_fork_in_child(self) -> None:
         """Gives the child a lock of its own. Called by the interpreter."""
         self._lock = threading.Lock()
+
+
+class Pasts(SharedState, Generic[_Past]):
+    """The state of each of at most ``most`` rollouts, by `rollout_key`.
+
+    Beyond that the quietest is forgotten if ``forgets``, or else no more are opened.
+    """
+
+    def __init__(self, make: Callable[[], _Past], most: int, *, forgets: bool = True) -> None:
+        super().__init__()
+        self._make, self._most, self._forgets = make, most, forgets
+        self._by_key: dict[RolloutKey, _Past] = {}
+
+    @contextmanager
+    def of(self, key: RolloutKey, *, opens: bool = True) -> Generator[_Past | None]:
+        """The state of one rollout, exclusive for as long as the block lasts; None where there is none."""
+        with self._lock:
+            past = self._by_key.get(key)
+            if past is None and opens and (self._forgets or len(self._by_key) < self._most):
+                past = self._make()
+            if past is not None:
+                keep_newest(self._by_key, key, past, self._most)
+            yield past
+
+    def drop(self, key: RolloutKey) -> None:
+        """Forgets a rollout that has ended, in all its sessions."""
+        with self._lock:
+            for other in [other for other in self._by_key if other == key or (key[0] and other[0] == key[0])]:
+                del self._by_key[other]
+
+    def clear(self) -> None:
+        """Forgets every rollout."""
+        with self._lock:
+            self._by_key.clear()
+
+    def limited_as(self, other: Pasts[_Past]) -> Self:
+        """Itself, from now on with the limit of ``other``."""
+        self._most, self._forgets = other._most, other._forgets
+        return self
+
+
+def rollout_key(action: Action, otherwise: str = "run") -> RolloutKey:
+    """The attempt and session of ``action``, or without either what `count_key` says ``otherwise``; empty for `COMMON`."""
+    attempt, session = count_key(action, "attempt"), count_key(action, "session")
+    return attempt, session, count_key(action, otherwise) if attempt == session == COMMON else COMMON
+
+
+def keep_newest(entries: dict[_Key, _Past], key: _Key, value: _Past, most: int) -> None:
+    """Sets an entry as the newest, and drops the oldest beyond ``most``."""
+    entries.pop(key, None)
+    entries[key] = value
+    if len(entries) > most:
+        del entries[next(iter(entries))]
 
 
 class Judgements(SharedState):
@@ -195,14 +254,15 @@ class LoopPolicy(CountingPolicy):
         self.ignore = tuple(options.ignore)
         self.abort_after = options.abort_after
         self._kept = max(self.window or 0, LONGEST_CYCLE * self.max_repeats)
-        self._histories = _Histories()
+        self._histories = Pasts(_History, MAX_ROLLOUTS)
 
     def judge(self, action: Action) -> Decision | None:
         """A deny that tells the agent that it repeats itself, or None."""
         if action.point is not Point.PRE_TOOL_CALL or matches_any(action.name, self.ignore):
             return None
         call, again = _call(action), not self.judgements.begin(action)
-        with self._histories.of(_whose(action)) as history:
+        with self._histories.of(rollout_key(action, "agent")) as history:
+            assert history is not None  # the quietest makes room
             if again:
                 history.take_back(action.operation_id)
             cycle = self._cycle(history, call)
@@ -241,11 +301,12 @@ class LoopPolicy(CountingPolicy):
         """Ends the judgement of a decision that was taken, notes results, and forgets a rollout that ended."""
         super().observe(event)
         if isinstance(event, ToolOutcome) and event.status not in NOT_MADE:
-            with self._histories.of(_whose(event.action)) as history:
+            with self._histories.of(rollout_key(event.action, "agent")) as history:
+                assert history is not None
                 history.ended(event)
         judged = decided(event)
         if judged is not None and judged[0].point is Point.AGENT_SHUTDOWN:
-            self._histories.drop(_whose(judged[0]))
+            self._histories.drop(rollout_key(judged[0], "agent"))
 
     def reset(self) -> None:
         """Forgets every call."""
@@ -292,38 +353,6 @@ class _History:
         for past in self.tried:
             if past.operation is not None and past.operation == outcome.action.operation_id:
                 past.result = hashlib.sha256(text.encode("utf-8", "replace")).digest()
-
-
-class _Histories(SharedState):
-    """The histories of the rollouts that were active last."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._by_key: BoundedDict[str, _History] = BoundedDict(MAX_ROLLOUTS)
-
-    @contextmanager
-    def of(self, key: str) -> Generator[_History]:
-        """The history of one rollout, exclusive for as long as the block lasts."""
-        with self._lock:
-            history = self._by_key.get(key) or _History()
-            self._by_key.put(key, history)
-            yield history
-
-    def drop(self, key: str) -> None:
-        with self._lock:
-            self._by_key.pop(key)
-
-    def clear(self) -> None:
-        with self._lock:
-            self._by_key = BoundedDict(MAX_ROLLOUTS)
-
-
-def _whose(action: Action) -> str:
-    attempt, session = count_key(action, "attempt"), count_key(action, "session")
-    if attempt or session:
-        return f"attempt {attempt} session {session}"
-    agent = count_key(action, "agent")
-    return f"agent {agent}" if agent else COMMON
 
 
 def _call(action: Action) -> str:
