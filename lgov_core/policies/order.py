@@ -38,7 +38,7 @@ class EarlierCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A call that came before: of ``tool`` (names or globs), with the ``same`` arguments as the call that is judged."""
 
     tool: Names
-    same: Annotated[Text | Sequence[Text] | Mapping[Text, Text], _ARGUMENTS] = ()
+    same: Annotated[Text | Sequence[Text] | Mapping[Text, Text] | None, _ARGUMENTS] = None
 
 
 class EarlierResult(EarlierCall, frozen=True, forbid_unknown_fields=True):
@@ -210,7 +210,7 @@ class _Term:
     @classmethod
     def of(cls, earlier: EarlierCall, owner: str) -> _Term:
         result = earlier if isinstance(earlier, EarlierResult) else EarlierResult(earlier.tool)
-        names = earlier.same
+        names = earlier.same or ()
         same = names if isinstance(names, Mapping) else {name: name for name in _listed(names)}
         condition = None if result.result is None else condition_of(result.result, rule=f"{owner}: result")
         tools = tuple(_listed(earlier.tool))

@@ -17,7 +17,16 @@ from langgraph.types import Command, RetryPolicy, interrupt
 from lgov_core.audit import AuditLog
 from lgov_core.governor import Governor
 from lgov_core.hookspecs import hookimpl
-from lgov_core.policies import ApprovalPolicy, CostControlPolicy, LoopPolicy, RateLimitPolicy
+from lgov_core.policies import (
+    ApprovalPolicy,
+    CostControlPolicy,
+    LoopPolicy,
+    OrderPolicy,
+    PolicySet,
+    RateLimitPolicy,
+    Rule,
+    ToolPolicy,
+)
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.reward import AirPlugin, AirRules
 from lgov_core.scope import RolloutScope
@@ -92,6 +101,31 @@ async def test_a_call_that_is_paused_and_resumed_is_one_call(rules, way):
     assert rules.cost.spent().calls == 1
     assert rules.record() == [
         ("ApprovalPolicy", "approved"), (None, "paused"), ("lgov", "resumed"), (None, "ok"),
+    ]  # fmt: skip
+
+
+def test_a_call_that_is_resumed_keeps_its_place_in_an_order():
+    @tool
+    def pay() -> str:
+        """Pays."""
+        return "paid"
+
+    after = OrderPolicy(after={"tool": "ask_human", "within": 1})
+    rules = [
+        Rule(ToolPolicy(allow=["*"])),
+        Rule(OrderPolicy(at_most=1), tools=["ask_human"]),
+        Rule(after, tools=["pay"]),
+    ]
+    replies = [call("pay"), call("ask_human", question="ok?"), call("pay"), call("ask_human", question="ok?"), "bye"]
+    with ScriptedModelServer(replies) as server:
+        model = ChatOpenAI(model="m", base_url=server.base_url, api_key="k")
+        middleware = [LgovMiddleware(Governor(PolicySet(rules)))]
+        agent = create_agent(model, [ask_human, pay], middleware=middleware, checkpointer=InMemorySaver())
+        agent.invoke({"messages": [("user", "hi")]}, THREAD)
+        messages = agent.invoke(Command(resume="yes"), THREAD)["messages"]
+    results = [message.content for message in messages if message.type == "tool"]
+    assert [text.partition(":")[0] for text in results] == [
+        "DENIED by policy order/order-after", "the person said yes", "paid", "DENIED by policy order/order-limit",
     ]  # fmt: skip
 
 
