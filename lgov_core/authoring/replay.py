@@ -19,7 +19,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -293,7 +292,7 @@ def from_audit(entries: Iterable[AuditEntry]) -> Iterator[RecordedAction | None]
         yield RecordedAction(action, entry.effect, entry.policy, entry.rule, entry.reason, **verdict, events=before)
 
 
-def _outcome(call: Action, status: str | None, result: Any) -> list[ToolOutcome | ObservedDecision]:
+def _outcome(call: Action, status: str | None, result: Any) -> list[ToolOutcome]:
     """The outcome of a recorded call that was made."""
     made = status is not None and status not in NOT_MADE
     return [ToolOutcome(call, cast("ToolStatus", status), result=_text(result))] if made else []
@@ -315,7 +314,7 @@ def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
     """
     # What came in from outside is a claim, and no record of what was called or decided.
     spans = sorted((span for span in store.spans() if not span.claimed), key=lambda span: span.started_at)
-    coming: list[tuple[float, int, list[ToolOutcome | ObservedDecision]]] = []
+    running: list[tuple[float, ToolOutcome]] = []
     events: list[ToolOutcome | ObservedDecision] = []
     decisions = {
         (span.rollout_id, span.attempt, span.attributes.get(semconv.TOOL_CALL_ID)): span.attributes
@@ -324,12 +323,20 @@ def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
     }
     user_texts, written = _said_and_written(store)
     seen: set[tuple[Any, ...]] = set()
-    for number, span in enumerate(spans):
+    for span in spans:
         attributes = span.attributes
         session_id = _text(attributes.get(semconv.CONVERSATION_ID))
-        while coming and coming[0][0] <= span.started_at:
-            events += heappop(coming)[2]
-        if attributes.get(semconv.OPERATION) == semconv.CHAT:
+        is_model = attributes.get(semconv.OPERATION) == semconv.CHAT
+        still: list[tuple[float, ToolOutcome]] = []
+        for ended_at, outcome in running:
+            # A program's own loop hands results over in the call of a model: there they end, and are read.
+            is_read = is_model and outcome.action.rollout_id == span.rollout_id and ended_at <= (span.ended_at or 0)
+            if ended_at <= span.started_at or is_read:
+                events.append(outcome)
+            else:
+                still.append((ended_at, outcome))
+        running = still
+        if is_model:
             events.append(_model_call(span.rollout_id, span.attempt, session_id))
         # The sink's own spans carry the status; those of a callback handler describe the same calls once more.
         if attributes.get(semconv.OPERATION) != semconv.EXECUTE_TOOL or semconv.TOOL_STATUS not in attributes:
@@ -359,8 +366,8 @@ def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
             operation_id=span.span_id,
         )
         status = _text(attributes.get(semconv.TOOL_STATUS))
-        outcome = _outcome(action, status, attributes.get(semconv.TOOL_RESULT))
-        heappush(coming, (span.ended_at or span.started_at, number, outcome))
+        outcomes = _outcome(action, status, attributes.get(semconv.TOOL_RESULT))
+        running += [(span.ended_at or span.started_at, outcome) for outcome in outcomes]
         before, events = tuple(events), []
         yield RecordedAction(
             action,

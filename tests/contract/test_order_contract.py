@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lgov_core.audit import AuditLog
+from lgov_core.authoring.replay import from_audit, from_store, replay_file
 from lgov_core.gateway import GateReply, GateRequest, PolicyGate
 from lgov_core.governor import Governor
 from lgov_core.policies import load_policies
 from lgov_core.scope import RolloutScope, enter_scope
+from lgov_core.store import open_store
 from lgov_core.testing import ScriptedModelServer
+from lgov_core.trace.sink import StoreSink
 from lgov_core.wire.exchange import ToolCall
 from tests.cells import Seen, asks, says
 from tests.contract import agents_sdk_driver, autogen_driver, langchain_driver, openai_driver
@@ -82,6 +87,33 @@ def test_a_file_is_erased_once_and_after_a_look(driver: Driver, way: str, mode: 
     }  # fmt: skip
     assert erased == ["a", "b"]
     assert denied["c1"].reason == "Call look with the same path first, and erase_file once you have read the result."
+
+
+@pytest.mark.parametrize("source", ["store", "audit"])
+@pytest.mark.parametrize(("driver", "way"), SETUPS, ids=lambda part: getattr(part, "name", part))
+def test_a_replay_denies_what_the_rule_would_have(driver: Driver, way: str, source: str, tmp_path: Path) -> None:
+    def look(path: str) -> str:
+        """Looks at a file."""
+        return f"{path} is old"
+
+    def erase_file(path: str) -> str:
+        """Erases a file."""
+        return f"erased {path}"
+
+    everything = load_policies({"version": 1, "rules": [{"use": "allow"}]})
+    with open_store(tmp_path / "store.sqlite") as store, AuditLog(tmp_path / "audit.sqlite") as audit:
+        governor = Governor([everything], plugins=[StoreSink(store)], audit=audit, capture_content=True)
+        scope = enter_scope(RolloutScope("r", 1))
+        with ScriptedModelServer(list(TURNS)) as server, driver.governed(way, governor), scope:
+            driver.run(Program(server.base_url, governor, way, driver.modes[0], [look, erase_file]))
+        governor.close()
+        store.flush()
+        path = tmp_path / "policy.yaml"
+        path.write_text(json.dumps(ORDER))
+        replayed = replay_file(path, from_store(store) if source == "store" else from_audit(audit.entries()))
+    assert {change.recorded.action.call_id: change.decision.rule for change in replayed.changes} == {
+        "c1": "order-after", "c3": "order-after", "c6": "order-limit", "c8": "order-after",
+    }  # fmt: skip
 
 
 async def test_at_the_endpoint_a_result_counts_if_its_call_was_released_in_the_attempt() -> None:
