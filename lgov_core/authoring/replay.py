@@ -29,7 +29,7 @@ from lgov_core.policies import dry_run, load_policy_file
 from lgov_core.policies.budgets.counting import NOT_MADE
 from lgov_core.trace import semconv
 from lgov_core.trace.canonical import as_object, written_calls
-from lgov_core.types import ALLOW, BLOCKING, Action, Decision, Kind, Point, ToolOutcome, ToolStatus, new_id
+from lgov_core.types import ALLOW, BLOCKING, Action, Decision, Kind, Point, Span, ToolOutcome, ToolStatus, new_id
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditEntry
@@ -294,8 +294,8 @@ def from_audit(entries: Iterable[AuditEntry]) -> Iterator[RecordedAction | None]
 
 def _outcome(call: Action, status: str | None, result: Any) -> list[ToolOutcome]:
     """The outcome of a recorded call that was made."""
-    made = status is not None and status not in NOT_MADE
-    return [ToolOutcome(call, cast("ToolStatus", status), result=_text(result))] if made else []
+    was_made = status is not None and status not in NOT_MADE
+    return [ToolOutcome(call, cast("ToolStatus", status), result=_text(result))] if was_made else []
 
 
 def _model_call(rollout_id: str | None, attempt: int | None, session_id: str | None) -> ObservedDecision:
@@ -316,32 +316,17 @@ def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
     spans = sorted((span for span in store.spans() if not span.claimed), key=lambda span: span.started_at)
     running: list[tuple[float, ToolOutcome]] = []
     events: list[ToolOutcome | ObservedDecision] = []
-    decisions = {
-        (span.rollout_id, span.attempt, span.attributes.get(semconv.TOOL_CALL_ID)): span.attributes
-        for span in spans
-        if span.name == semconv.DECISION_SPAN_NAME and span.attributes.get(semconv.POINT) == Point.PRE_TOOL_CALL.value
-    }
+    judged = (span for span in spans if span.attributes.get(semconv.POINT) == Point.PRE_TOOL_CALL.value)
+    decisions = {_call_key(span): span.attributes for span in judged if span.name == semconv.DECISION_SPAN_NAME}
     user_texts, written = _said_and_written(store)
     seen: set[tuple[Any, ...]] = set()
     for span in spans:
         attributes = span.attributes
-        session_id = _text(attributes.get(semconv.CONVERSATION_ID))
-        is_model = attributes.get(semconv.OPERATION) == semconv.CHAT
-        still: list[tuple[float, ToolOutcome]] = []
-        for ended_at, outcome in running:
-            # A program's own loop hands results over in the call of a model: there they end, and are read.
-            is_read = is_model and outcome.action.rollout_id == span.rollout_id and ended_at <= (span.ended_at or 0)
-            if ended_at <= span.started_at or is_read:
-                events.append(outcome)
-            else:
-                still.append((ended_at, outcome))
-        running = still
-        if is_model:
-            events.append(_model_call(span.rollout_id, span.attempt, session_id))
+        events += _events_before(span, running)
         # The sink's own spans carry the status; those of a callback handler describe the same calls once more.
         if attributes.get(semconv.OPERATION) != semconv.EXECUTE_TOOL or semconv.TOOL_STATUS not in attributes:
             continue
-        key = (span.rollout_id, span.attempt, attributes.get(semconv.TOOL_CALL_ID))
+        key = _call_key(span)
         if key[2] is not None and key in seen:
             continue
         seen.add(key)
@@ -358,7 +343,7 @@ def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
             arguments=arguments,
             agent=_text(attributes.get(semconv.AGENT_NAME)),
             framework=_text(attributes.get(semconv.FRAMEWORK)),
-            session_id=session_id,
+            session_id=_text(attributes.get(semconv.CONVERSATION_ID)),
             rollout_id=span.rollout_id,
             attempt=span.attempt,
             call_id=_text(key[2]),
@@ -366,8 +351,8 @@ def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
             operation_id=span.span_id,
         )
         status = _text(attributes.get(semconv.TOOL_STATUS))
-        outcomes = _outcome(action, status, attributes.get(semconv.TOOL_RESULT))
-        running += [(span.ended_at or span.started_at, outcome) for outcome in outcomes]
+        for outcome in _outcome(action, status, attributes.get(semconv.TOOL_RESULT)):
+            running.append((span.ended_at or span.started_at, outcome))
         before, events = tuple(events), []
         yield RecordedAction(
             action,
@@ -380,6 +365,27 @@ def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
             verdict_rule=decision.get(semconv.DECISION_RULE),  # in shadow mode that of the effect that was not enforced
             events=before,
         )
+
+
+def _call_key(span: Span) -> tuple[str | None, int | None, Any]:
+    return span.rollout_id, span.attempt, span.attributes.get(semconv.TOOL_CALL_ID)
+
+
+def _events_before(span: Span, running: list[tuple[float, ToolOutcome]]) -> list[ToolOutcome | ObservedDecision]:
+    """The outcomes, taken out of ``running``, of calls that ended before ``span``, and the call of a model that it is."""
+    is_model = span.attributes.get(semconv.OPERATION) == semconv.CHAT
+    events: list[ToolOutcome | ObservedDecision] = []
+    for call in list(running):
+        ended_at, outcome = call
+        # A program's own loop hands results over in the call of a model: there they end, and are read.
+        is_read = is_model and outcome.action.rollout_id == span.rollout_id and ended_at <= (span.ended_at or 0)
+        if ended_at <= span.started_at or is_read:
+            running.remove(call)
+            events.append(outcome)
+    if is_model:
+        session_id = _text(span.attributes.get(semconv.CONVERSATION_ID))
+        events.append(_model_call(span.rollout_id, span.attempt, session_id))
+    return events
 
 
 def _said_and_written(store: TraceStore) -> tuple[dict[str | None, str], dict[tuple[Any, ...], dict[str, Any] | None]]:

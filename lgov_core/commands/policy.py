@@ -38,7 +38,7 @@ def check(ctx: click.Context, file: Path, as_json: bool) -> None:
     """Check FILE as a governed program would load it; reports the first error of each rule.
 
     Tools whose arguments lead somewhere (a path, a URL, SQL, a command, code, money) that no rule holds are named as open,
-    tools that one rule permits and a tool rule without them in allow denies as shut. Rules about order are told in English.
+    tools that one rule permits and a tool rule without them in allow denies as shut. Rules about order are printed in English.
     """
     from lgov_core.authoring.rules import open_places, shut_tools
     from lgov_core.policies import OrderPolicy, dry_run, load_policy_file

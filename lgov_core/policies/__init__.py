@@ -18,7 +18,7 @@ from lgov_core.policies.content.secrets import SecretsPolicy
 from lgov_core.policies.loader import load_policies, load_policy_file
 from lgov_core.policies.network.egress import EgressPolicy, PinnedURL
 from lgov_core.policies.options import digest_of
-from lgov_core.policies.order import OrderPolicy
+from lgov_core.policies.order import EarlierCall, EarlierResult, OrderPolicy
 from lgov_core.policies.path import PathPolicy
 from lgov_core.policies.pins import PinnedToolsPolicy
 from lgov_core.policies.policy_set import ConstantPolicy, PolicySet
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BUILTIN_POLICIES", "PRESETS", "ApprovalPolicy", "ApprovalRequest", "ApprovalRequests", "BoundedPolicy",
-    "Condition", "ConditionError", "ConstantPolicy", "CostControlPolicy", "EgressPolicy", "LoopPolicy",
-    "ObservingPolicy", "OrderPolicy", "PIIPolicy", "PathPolicy", "PinnedToolsPolicy", "PinnedURL", "Policy", "PolicyFactory",
-    "PolicySet", "ProvenancePolicy", "RateLimitPolicy", "ReloadingPolicySet", "Rule", "SQLPolicy", "SecretsPolicy",
-    "ShellPolicy", "Spent", "ToolPolicy", "available_policies", "combine", "condition_of",
-    "digest_of", "dry_run", "fold", "guard_sqlite", "guarded_connect", "guarded_opener", "load_policies",
-    "load_policy_file", "preset",
+    "Condition", "ConditionError", "ConstantPolicy", "CostControlPolicy", "EarlierCall", "EarlierResult",
+    "EgressPolicy", "LoopPolicy", "ObservingPolicy", "OrderPolicy", "PIIPolicy", "PathPolicy", "PinnedToolsPolicy",
+    "PinnedURL", "Policy", "PolicyFactory", "PolicySet", "ProvenancePolicy", "RateLimitPolicy", "ReloadingPolicySet",
+    "Rule", "SQLPolicy", "SecretsPolicy", "ShellPolicy", "Spent", "ToolPolicy", "available_policies", "combine",
+    "condition_of", "digest_of", "dry_run", "fold", "guard_sqlite", "guarded_connect", "guarded_opener",
+    "load_policies", "load_policy_file", "preset",
 ]  # fmt: skip
 
 

@@ -210,6 +210,8 @@ def _plain(value: Any, depth: int) -> Any:
         return [_plain(item, depth + 1) for item in value]
     if isinstance(value, bytes | bytearray):
         return {"bytes": bytes(value).hex()}
+    if isinstance(value, msgspec.Struct):
+        return _plain(msgspec.structs.asdict(value), depth + 1)
     if is_dataclass(value) and not isinstance(value, type):
         return {"class": _name_of(type(value)), "fields": _plain(_fields(value), depth + 1)}
     return {"object": _name_of(value if callable(value) and hasattr(value, "__qualname__") else type(value))}

@@ -42,7 +42,7 @@ class EarlierCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EarlierResult(EarlierCall, frozen=True, forbid_unknown_fields=True):
-    """A call that has returned, ``within`` so many calls, the last one with a ``result`` of which a condition holds."""
+    """A call that has returned, ``within`` a number of calls, the last one with a ``result`` of which a condition holds."""
 
     within: Count | None = None
     result: Annotated[Text | Mapping[Text, Any] | None, Meta(description="a condition")] = None
@@ -62,7 +62,7 @@ class OrderOptions(PolicyOptions, frozen=True, kw_only=True):
 
 
 class OrderPolicy(BoundedPolicy):
-    """Lets tools be called in an order: after other calls, never after others, so many times.
+    """Lets tools be called in an order: only after other calls, never after others, a limited number of times.
 
     ``after`` names calls that must have returned without an error before: ``tool`` (a name or glob; of several any), among the
     last ``within`` calls of the rollout, with the ``same`` arguments as this call (``{order_id: id}`` where it is called ``id``
@@ -310,7 +310,7 @@ class _Returned:
 
 @dataclass(slots=True)
 class _Past:
-    """What is remembered of one rollout; bounded, whatever happens in it.
+    """The memory of one rollout; bounded, whatever happens in it.
 
     ``called`` has by term the values with which its tools were called, ``made`` by operation the value under which a limited
     call counts, ``results`` by term and value the last result that a model has read, and one since then.
@@ -333,12 +333,12 @@ class _Past:
     def note(self, key: str, fits: bool, operation: str | None) -> None:
         """Notes a result. The last that a model has read stays beside it."""
         self.events += 1
-        known, _ = self.last(key)
-        kept = [] if known is None else [known]
+        last, _ = self.last(key)
+        kept = [] if last is None else [last]
         keep_newest(self.results, key, [*kept, _Returned(self.events, self.calls, fits, operation)], MAX_VALUES)
 
     def last(self, key: str) -> tuple[_Returned | None, bool]:
         """The last result that a model has read, and whether there is one that none has."""
         results = self.results.get(key, [])
-        known = [result for result in results if not self.last_read or result.event < self.last_read]
-        return (known[-1] if known else None), len(known) < len(results)
+        read = [result for result in results if not self.last_read or result.event < self.last_read]
+        return (read[-1] if read else None), len(read) < len(results)
