@@ -129,13 +129,13 @@ class OrderPolicy(BoundedPolicy):
         if self.at_most is None:
             return None
         operation, value = action.operation_id or new_id("op"), _digest(action, self.per) or ""
-        past.made.pop(operation, None)  # it is judged again, perhaps in another form
-        if sum(other == value for other in past.made.values()) >= self.at_most:
+        past.granted.pop(operation, None)  # it is judged again, perhaps in another form
+        if sum(other == value for other in past.granted.values()) >= self.at_most:
             same = f" with this {' and '.join(self.per)}" if self.per else ""
             return "order-limit", f"{tool} may be called only {counted(self.at_most, 'time')}{same}, and was already."
-        if len(past.made) >= MAX_VALUES:
+        if len(past.granted) >= MAX_VALUES:
             return "order-values", f"{tool} was called {MAX_VALUES} times, and no more can be remembered."
-        past.made[operation] = value
+        past.granted[operation] = value
         return None
 
     def observe(self, event: Any) -> None:
@@ -161,7 +161,7 @@ class OrderPolicy(BoundedPolicy):
             if past is None:
                 return
             if is_call and blocks:
-                past.made.pop(action.operation_id or "", None)
+                past.granted.pop(action.operation_id or "", None)
             elif is_call:
                 past.call(action)
                 for term in terms:
@@ -181,7 +181,7 @@ class OrderPolicy(BoundedPolicy):
                 results.append((term.key + value, status == "ok" and term.fits(action, text)))
         with self._pasts.of(rollout_key(action), opens=False) as past:
             if past is not None and status in NOT_MADE:
-                past.made.pop(action.operation_id or "", None)
+                past.granted.pop(action.operation_id or "", None)
             elif past is not None and status != "paused":
                 was_allowed = action.name in map(past.open.get, _ids(action))
                 for key, fits in results if was_allowed else ():
@@ -312,7 +312,7 @@ class _Returned:
 class _Past:
     """The memory of one rollout; bounded, whatever happens in it.
 
-    ``called`` has by term the values with which its tools were called, ``made`` by operation the value under which a limited
+    ``called`` has by term the values with which its tools were called, ``granted`` by operation the value under which a limited
     call counts, ``results`` by term and value the last result that a model has read, and one since then.
     """
 
@@ -322,7 +322,7 @@ class _Past:
     open: dict[str, str] = field(default_factory=dict[str, str])
     results: dict[str, list[_Returned]] = field(default_factory=dict[str, list[_Returned]])
     called: dict[str, dict[str, bool]] = field(default_factory=dict[str, dict[str, bool]])
-    made: dict[str, str] = field(default_factory=dict[str, str])
+    granted: dict[str, str] = field(default_factory=dict[str, str])
 
     def call(self, action: Action) -> None:
         """Notes a call that was allowed; the framework may repeat it."""

@@ -424,7 +424,7 @@ def test_the_memory_of_a_rollout_is_bounded() -> None:
                 play.step(f"{name}({text})", **ids)
             play.step("|")
         (past,) = policy._pasts._by_key.values()
-        return sum(_size(getattr(past, name)) for name in ("open", "results", "called", "made"))
+        return sum(_size(getattr(past, name)) for name in ("open", "results", "called", "granted"))
 
     first = remembered(range(100_000, 100_000 + MAX_VALUES + 50))
     assert remembered(range(200_000, 200_000 + MAX_VALUES)) <= first
