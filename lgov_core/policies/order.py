@@ -78,7 +78,8 @@ class OrderPolicy(BoundedPolicy):
     Counted for each session of each attempt at a rollout, without either for each agent run. A call that names none of
     them comes after nothing, and shares its limits with all such calls. Of one rollout at most a thousand values are
     remembered, as digests: a forgotten result must be fetched again, and what cannot be counted any more is denied. So are
-    new rollouts beyond ``max_rollouts``; where there is only ``after``, the one that was quiet longest is forgotten.
+    new rollouts beyond ``max_rollouts``; where there is only ``after``, the one that was quiet longest is forgotten. All this is
+    in the memory of a process: in another one it begins anew.
 
     An order is not a permission: where it is kept, another rule must allow the call. May be called from several threads at
     once. Fails closed. Raises `PolicyError` when made with something that has no meaning.

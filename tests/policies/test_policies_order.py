@@ -20,7 +20,7 @@ from lgov_core.errors import PolicyError, PolicyFileError
 from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies import ConstantPolicy, OrderPolicy, PolicySet, Rule, ToolPolicy, load_policies
-from lgov_core.policies.order import MAX_VALUES
+from lgov_core.policies.order import MAX_RESULT, MAX_VALUES
 from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome, ToolStatus, new_id
 
 PENDING = {"field": "text", "eq": "pending"}
@@ -115,6 +115,7 @@ CASES = [
     (order(after={**ASK, "result": {"field": "text", "contains": "yes"}}), "ask=no PAY ask=yes pay ask=no PAY"),
     (order(after={**READ, "result": PENDING}), "read(7)=pending read(8)=closed pay(7) PAY(8)"),
     (order(after={**READ, "result": PENDING}), "read(7)=pending read(7)! PAY(7)"),
+    (order(after={**READ, "result": PENDING}), "read(7)=pending! PAY(7)"),
     (order(after={**ASK, "result": {"field": "context.result.ok", "eq": True}}), 'ask=yes PAY ask={"ok":true} pay'),
     (order(after={**ASK, "result": "context.result.ok == true"}), 'ask={"ok":false} PAY ask={"ok":true} pay'),
     # never after
@@ -289,6 +290,25 @@ def test_a_call_that_is_paused_and_repeated_is_one_call() -> None:
     play.governor.record(ToolOutcome(ask, "ok", result="yes", decision=again))
     assert play.step("pay")
     assert not play.step("ask"), "it was made once"
+
+
+def test_a_repetition_counts_neither_as_a_call_nor_as_a_result_before_it_has_one() -> None:
+    play = Play(order(after={**ASK, "within": 2, "result": {"field": "text", "eq": "yes"}}))
+    play.tell("ask=yes")
+    other = Action(Point.PRE_TOOL_CALL, "other", rollout_id="r", operation_id="op")
+    play.governor.permit_again(other, play.governor.decide(other))
+    again = Action(Point.PRE_TOOL_CALL, "ask", rollout_id="r", operation_id="another")
+    assert play.step("pay")
+    play.tell("ask=yes")
+    play.governor.record(ToolOutcome(again, "paused", decision=play.governor.decide(again)))
+    assert play.step("pay"), "the last result is that of the call before"
+
+
+def test_a_result_that_is_too_long_to_be_looked_at_permits_nothing() -> None:
+    play = Play(order(after={**ASK, "result": {"field": "text", "contains": "y"}}))
+    assert play.tell(f"ask={'y' * MAX_RESULT} pay") == f"ask={'y' * MAX_RESULT} pay"
+    play.step(f"ask={'y' * MAX_RESULT}y")
+    assert not play.step("pay")
 
 
 def test_a_call_that_was_never_made_gives_its_place_back() -> None:

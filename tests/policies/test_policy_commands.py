@@ -131,6 +131,7 @@ def test_eval_counts_and_exits_by_mismatches(run: Run, tmp_path: Path) -> None:
         (json.dumps({**sql("SELECT 1", "allow"), "text": 3}), "cases.jsonl:2: text is 3"),
         (json.dumps(sql("SELECT 1", "allow", id="1st")), "is in line 1 too"),
         (json.dumps(sql("SELECT 1", "allow", sequence=3)), "cases.jsonl:2: sequence is 3"),
+        (json.dumps(sql("SELECT 1", "allow", result=3)), "cases.jsonl:2: result is 3"),
     ],
 )
 def test_eval_says_which_line_is_no_case(run: Run, tmp_path: Path, line: str, said: str) -> None:
@@ -188,6 +189,25 @@ def test_eval_lets_cases_of_one_sequence_follow_on_each_other(run: Run, tmp_path
         {**sent, key: "three", "expect": "allow"},
     )
     found = run("policy", "eval", "limits.yaml", cases)
+    assert found.exit_code == 0, found.stdout
+
+
+def test_rules_about_order_are_printed_and_judge_by_the_results_of_cases(run: Run, tmp_path: Path) -> None:
+    ask_first = "{name: ask first, tools: [send], use: order, with: {after: {tool: ask}}}"
+    (tmp_path / "order.yaml").write_text(f"version: 1\nrules: [{{use: allow}}, {ask_first}]")
+    sentence = "ask first: Only after ask has returned."
+    assert f"order: {sentence}" in run("policy", "check", "order.yaml").stdout
+    assert json.loads(run("policy", "check", "order.yaml", "--json").stdout)["order"] == [sentence]
+    send = {"name": "send", "arguments": {}, "sequence": "s"}
+    cases = write_cases(
+        tmp_path / "cases.jsonl",
+        {**send, "expect": "deny"},
+        {"name": "ask", "sequence": "s", "expect": "allow"},
+        {**send, "expect": "deny"},
+        {"name": "ask", "sequence": "s", "result": "yes", "expect": "allow"},
+        {**send, "expect": "allow"},
+    )
+    found = run("policy", "eval", "order.yaml", cases)
     assert found.exit_code == 0, found.stdout
 
 
