@@ -294,7 +294,7 @@ def from_audit(entries: Iterable[AuditEntry]) -> Iterator[RecordedAction | None]
 
 def _outcome(call: Action, status: str | None, result: Any) -> list[ToolOutcome]:
     """The outcome of a recorded call that was made."""
-    was_made = status is not None and status not in NOT_MADE
+    was_made = status is not None and status not in (*NOT_MADE, "paused")
     return [ToolOutcome(call, cast("ToolStatus", status), result=_text(result))] if was_made else []
 
 

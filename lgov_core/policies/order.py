@@ -78,8 +78,8 @@ class OrderPolicy(BoundedPolicy):
     Counted for each session of each attempt at a rollout, without either for each agent run. A call that names none of
     them comes after nothing, and shares its limits with all such calls. Of one rollout at most a thousand values are
     remembered, as digests: a forgotten result must be fetched again, and what cannot be counted any more is denied. So are
-    new rollouts beyond ``max_rollouts``; where there is only ``after``, the one that was quiet longest is forgotten. All this is
-    in the memory of a process: in another one it begins anew.
+    new rollouts beyond ``max_rollouts``; where there is only ``after``, the one that was quiet longest is forgotten.
+    All this is in the memory of a process: in another one it begins anew.
 
     An order is not a permission: where it is kept, another rule must allow the call. May be called from several threads at
     once. Fails closed. Raises `PolicyError` when made with something that has no meaning.
@@ -183,7 +183,7 @@ class OrderPolicy(BoundedPolicy):
         with self._pasts.of(rollout_key(action), opens=False) as past:
             if past is not None and status in NOT_MADE:
                 past.granted.pop(action.operation_id or "", None)
-            elif past is not None and status != "paused":
+            elif past is not None:
                 was_allowed = action.name in map(past.open.get, _ids(action))
                 for key, fits in results if was_allowed else ():
                     past.note(key, fits, action.operation_id)
