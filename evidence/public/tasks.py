@@ -78,7 +78,7 @@ def _dataset(name: str, seed: int) -> Any:
 
 
 class ProceduralWorld:
-    """The tasks of one set. The log is made of training entries, solved: all that is learnt from it is how to use the tools."""
+    """The tasks of one set. The log is made of training entries that are solved with the agent's tools, without mistakes."""
 
     name: str
 

@@ -52,10 +52,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One training: seconds on the clock, sampled tokens, and the mean reward of each update's replies."""
+    """One training: seconds on the clock and of the processor, sampled tokens, and the mean reward of each update's replies."""
 
     name: str
     seconds: float
+    cpu_s: float
     sampled_tokens: int
     rewards: Sequence[float]
 
@@ -106,12 +107,12 @@ def measure(load: Load, folder: Path) -> Measured:
     with serving(load_train_settings(flags=flags, environ={}), folder, algorithm=chosen) as server:
         client = Client(server.url, quiet=True)
         client.upload_data([{"number": number} for number in load.numbers])
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         lines = client.train(agent, nworkers=load.tasks * load.group).metrics
-        seconds = time.perf_counter() - began
+        seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
     lines = [line for line in lines if line["phase"] == "train"]
     return Measured(
-        "lgov", seconds, sum(line["sampled_tokens"] for line in lines), [float(line["reward"]) for line in lines]
+        "lgov", seconds, cpu_s, sum(line["sampled_tokens"] for line in lines), [float(line["reward"]) for line in lines]
     )
 
 
@@ -162,8 +163,9 @@ def main() -> None:
         {
             "tokens_per_s": found[0].tokens_per_s / found[1].tokens_per_s,
             "updates_per_hour": found[1].seconds / found[0].seconds,
+            "cpu_s": found[0].cpu_s / found[1].cpu_s,
             "gained_per_hour": found[0].gained_per_hour / found[1].gained_per_hour
-            if found[1].gained_per_hour > 0
+            if min(one.gained_per_hour for one in found) > 0
             else None,
         }
         if len(found) > 1
@@ -181,16 +183,16 @@ def main() -> None:
     )
     for one in found:
         print(
-            f"  {one.name:<10} {one.seconds:8.1f} s  {one.tokens_per_s:8.1f} sampled tokens/s  reward "
-            f"{one.rewards[0]:.3f} -> {one.rewards[-1]:.3f}, gained an hour {one.gained_per_hour:+.3f}"
+            f"  {one.name:<10} {one.seconds:8.1f} s ({one.cpu_s:.1f} s of CPU)  {one.tokens_per_s:8.1f} sampled tokens/s  "
+            f"reward {one.rewards[0]:.3f} -> {one.rewards[-1]:.3f}, gained an hour {one.gained_per_hour:+.3f}"
         )
     if not ratios:
         print("TRL is not there: no comparison (--peer PYTHON, make bench-trl)")
         return
     gained = ratios["gained_per_hour"]
     print(
-        f"  lgov to TRL: tokens/s {ratios['tokens_per_s']:.2f}, updates an hour {ratios['updates_per_hour']:.2f}, gained "
-        f"an hour {'not comparable: TRL gained nothing' if gained is None else f'{gained:.2f}'}"
+        f"  lgov to TRL: tokens/s {ratios['tokens_per_s']:.2f}, updates an hour {ratios['updates_per_hour']:.2f}, CPU "
+        f"{ratios['cpu_s']:.2f}, gained an hour {'not comparable: not both gained' if gained is None else f'{gained:.2f}'}"
     )
 
 
