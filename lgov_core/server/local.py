@@ -27,7 +27,7 @@ from lgov_core.server.recipe import agent_name_of, client_options, task_file
 from lgov_core.server.training import ServerOptions, TrainingServer
 from lgov_core.store import TraceStore, open_store
 from lgov_core.train.algorithms.algorithms import Algorithm
-from lgov_core.train.loop.run_files import read_metrics
+from lgov_core.train.loop.run_files import read_metrics, train_lines
 from lgov_core.train.settings import TrainingJob, TrainSettings
 from lgov_core.types import Rollout
 
@@ -153,6 +153,7 @@ def run_local(job: TrainingJob) -> Mapping[str, Any]:
         "reward": result.curves.get("reward", []),
         "held_out_reward": result.test_curves.get("reward", []),
         "counts": dict(result.counts),
+        "warnings": dict(([{}, *train_lines(result.metrics)][-1]).get("warnings") or {}),
     }
 
 

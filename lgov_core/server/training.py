@@ -52,6 +52,7 @@ from lgov_core.server.run_state import (
 from lgov_core.store import RolloutConfig, RolloutQueue, open_store
 from lgov_core.train.algorithms.algorithms import Algorithm, algorithm_name, read_parts
 from lgov_core.train.diagnosis.evidence import held_out_overlap
+from lgov_core.train.loop.checkpoint import best_checkpoint
 from lgov_core.train.loop.collecting import UsableSteps
 from lgov_core.train.loop.figures import earned_figures
 from lgov_core.train.loop.lineage import Facts, Lineage, policy_facts, weights_digest
@@ -376,8 +377,20 @@ class TrainingServer:
         run.add(line)
 
     def _ends_early(self, run: RunState) -> bool:
-        """True once as many evaluations as the settings say brought no gain of the held-out reward. The run's note says so."""
-        patience = self.settings.training.stop_after_evaluations
+        """True once the policy has collapsed, or as many evaluations as the settings say brought no gain of the held-out
+        reward. The run's note says so.
+        """
+        training, step = self.settings.training, self._loop.done
+        collapsed = self._loop.run.line.get("warnings", {}).get("policy-collapsed")
+        if training.stop_on_collapse and collapsed and step > run.first:
+            self._loop.checkpoint()
+            kept = best_checkpoint(self._loop.run.checkpoints)
+            best_of = "no checkpoint is left from before (training.checkpoint_every)"
+            if kept is not None and kept.step < step:
+                best_of = f"the best checkpoint is that of update {kept.step}"
+            run.note = f"ended after update {step}: {collapsed}; {best_of}"
+            return True
+        patience = training.stop_after_evaluations
         lines = self._loop.run.metrics.lines()[run.skip :] if patience else ()
         tests = [line for line in lines if line["phase"] == "test" and line.get("reward") is not None]
         best = max(tests, key=lambda line: line["reward"], default=None)
@@ -385,7 +398,7 @@ class TrainingServer:
             return False
         gain = f"no gain of the held-out reward in {counted(patience, 'evaluation')}"
         best_of = f"the best is {best['reward']:.3f}, of update {best['step']}"
-        run.note = f"ended after update {self._loop.done}: {gain}; {best_of}"
+        run.note = f"ended after update {step}: {gain}; {best_of}"
         return True
 
     def _evaluate(self, run: RunState) -> None:

@@ -173,6 +173,8 @@ class TrainingSection:
     """Rollouts of each test task in an evaluation."""
     stop_after_evaluations: Count | None = None
     """End the training once the mean reward of the test tasks has not risen in this many evaluations. Default: never."""
+    stop_on_collapse: bool = True
+    """End the training once the policy [has collapsed](../how-to/training.md#a-policy-that-collapses)."""
     checkpoint_every: Count = 5
     """Write a checkpoint every N updates, and after the last."""
     keep_weights: bool = False

@@ -21,7 +21,7 @@ pytest.importorskip("langchain", reason='needs the extra "langchain"')
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "evidence"
-EVERY = ("governance", "credit", "air")
+EVERY = ("governance", "credit", "air", "defaults")
 CLEAN = {key: value for key, value in os.environ.items() if not key.startswith(("OPENAI_", "LGOV_", "PYTEST_"))}
 CLEAN["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
 
@@ -136,6 +136,49 @@ def inside(code: str) -> str:
     return done.stdout
 
 
+def test_defaults_are_chosen_on_some_families_and_judged_on_others(tmp_path: Path) -> None:
+    result = measured("defaults", tmp_path / "runs")
+    assert set(result["developed"]) == {"today", "updates"}
+    assert result["chosen"] in result["developed"]
+    assert set(result["judged"]) == {"today", result["chosen"]}
+    assert not set(result["developed"]["today"]) & set(result["judged"]["today"]) - {"all"}
+    assert not set(result["seeds"]) & set(result["judging_seeds"])
+    for runs in result["runs"].values():
+        for run in runs:
+            assert len(run["before"]) == len(run["after"]) == 4
+    check_interval(result["difference"])
+
+
+def test_the_rule_chooses_the_highest_mean_gain_that_harms_no_family() -> None:
+    code = """
+from defaults import choose
+bad, none, some, more = [-0.5, -0.4] * 20, [-0.5, 0.5] * 20, [0.1, 0.2] * 20, [0.8, 0.9] * 20
+gains = {"today": {"a": none, "b": none}, "rises": {"a": some, "b": none}, "harms": {"a": more, "b": bad}}
+print(choose(gains), choose({"today": {"a": bad}, "other": {"a": bad}}))
+"""
+    assert inside(code).split() == ["rises", "today"]
+
+
+def test_each_family_can_be_played_well_and_is_played_badly_by_chance() -> None:
+    code = """
+import json, random
+from families import FAMILIES, tasks_of
+for name, family in FAMILIES.items():
+    chance = random.Random(name)
+    train, held_out = tasks_of(family, 0, 32)
+    best = [family.play(task, lambda messages, agent: family.right(task, messages)) for task in held_out]
+    worst = [family.play(task, lambda messages, agent: family.guess(chance, task, messages)) for task in held_out]
+    texts = [{json.dumps({**task, "number": 0}) for task in tasks} for tasks in (train, held_out)]
+    print(min(best), sum(worst) / 32, len(texts[0] | texts[1]))
+"""
+    lines = [line.split() for line in inside(code).splitlines()]
+    assert len(lines) == 10
+    for best, worst, different in lines:
+        assert float(best) == 1.0
+        assert float(worst) < 0.6
+        assert different == "64", "no task is trained on and held out"
+
+
 def test_the_page_shows_the_committed_results() -> None:
     same = "import page; text = page.PAGE.read_text(encoding='utf-8'); print(page.filled(text) == text)"
     assert inside(same).strip() == "True", "python evidence/main.py page"
@@ -152,7 +195,7 @@ def test_a_committed_result_says_where_it_comes_from(name: str) -> None:
     result = json.loads(path.read_text())
     assert result["quick"] is False
     assert not result["commit"].endswith("-changed")
-    assert len(result["seeds"]) >= 3
+    assert len(result.get("judging_seeds", result["seeds"])) >= 3
     assert (ROOT / f"docs/evidence/{name}.png").exists()
     if name == "governance":
         assert result["executed_in_governed_runs"] == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -22,6 +23,7 @@ from lgov_core.store import open_store
 from lgov_core.train.diagnosis import RunFinding, examine
 from lgov_core.train.diagnosis.checks import examine_evidence
 from lgov_core.train.diagnosis.evidence import Evidence, RecordedRollout, TrainedRollout, tasks_trained_on, words
+from lgov_core.train.loop.figures import mean_interval
 from lgov_core.train.sections import RuntimeSection, TrainingSection
 from lgov_core.types import Rollout
 
@@ -327,14 +329,50 @@ def test_an_update_that_moves_the_policy_away_names_the_learning_rate() -> None:
     assert "it was 0.5" in found["updates-too-large"].advice
 
 
-def test_a_policy_that_stopped_trying_has_collapsed_and_one_that_has_learnt_all_has_not() -> None:
-    def line(informative: int, mean: float) -> dict[str, Any]:
-        return {"groups_informative": informative, "mean_return": mean}
+def earning(mean: float, half: float = 0.1, entropy: float = 1.0, moved: float = 0.1) -> dict[str, Any]:
+    """The line of an update whose rollouts earned ``mean`` ± ``half``."""
+    returns = {"mean": mean, "low": mean - half, "high": mean + half, "count": 8}
+    return {"rewards": {"return": returns}, "mean_return": mean, "reply_entropy": entropy, "moved": moved}
 
-    assert list(of_updates(line(4, 0.4), *[line(0, 0.1)] * 3)) == ["policy-collapsed"]
-    assert of_updates(line(4, 0.4), *[line(0, 1.0)] * 3) == {}
-    assert of_updates(line(4, 0.4), *[line(0, 0.1)] * 2) == {}, "too few to say"
-    assert of_updates(*[line(0, 0.1)] * 5) == {}, "it never differed"
+
+RISEN = [earning(0.2), earning(0.4), earning(0.6), earning(0.6)]
+
+
+def collapsed(*lines: dict[str, Any]) -> bool:
+    return "policy-collapsed" in of_updates(*lines)
+
+
+def test_a_policy_whose_replies_no_longer_differ_and_earn_less_has_collapsed() -> None:
+    found = of_updates(*RISEN, *[earning(0.1, entropy=0.05)] * 3)["policy-collapsed"]
+    assert found.severity == "critical"
+    assert "in the last 3 updates it earned 0.1, surely less than the 0.533 by update 4" in found.sentence
+    assert "the entropy of its replies went from 1 to 0.05 nats a token" in found.sentence
+    assert not collapsed(*RISEN, *[earning(0.1, entropy=0.05)] * 2), "too few to say"
+    assert not collapsed(*RISEN, *[earning(0.6, entropy=0.05)] * 3), "it has learnt all there is"
+    assert not collapsed(*RISEN, *[earning(0.43, half=0.01, entropy=0.05)] * 3), "it keeps most of what it had gained"
+
+
+def test_a_policy_that_one_update_threw_far_away_and_that_earns_less_has_collapsed() -> None:
+    thrown = [*RISEN[:3], earning(0.6, moved=2.0)]
+    assert collapsed(*thrown, *[earning(0.1, entropy=3.0)] * 3), "its replies differ: they are noise"
+    assert not collapsed(earning(0.2, moved=2.0), *RISEN[1:], *[earning(0.1)] * 3), "that was before it was at its best"
+    assert not collapsed(*thrown, *[earning(0.1, half=0.9)] * 3), "it may be chance"
+
+
+def test_rewards_that_are_rare_or_vary_with_the_tasks_are_no_collapse() -> None:
+    chance = random.Random(0)
+    for _ in range(40):
+        rare = []
+        for _ in range(60):
+            shares = [sum(chance.random() < 0.04 for _ in range(8)) / 8 for _ in range(6)]
+            interval = mean_interval(shares)
+            rare.append(earning(interval.mean, interval.high - interval.mean))
+        assert not any(collapsed(*rare[:count]) for count in (20, 40, 60))
+    assert not collapsed(*[earning(0.9, half=0.02)] * 4, *[earning(0.1, half=0.02)] * 4), (
+        "harder tasks, the same policy"
+    )
+    old = [{"mean_return": line["mean_return"], "groups_informative": 0} for line in [*RISEN, *[earning(0.0)] * 4]]
+    assert not collapsed(*old), "a run that was recorded without these figures"
 
 
 # ---------------------------------------------------------------------- rewards beside what was replied

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ pytest.importorskip("pyarrow", reason='needs the extra "train"')
 from lgov_core.train.loop.run_files import read_metrics, train_lines  # noqa: E402
 from tests.doctor.kinds import KINDS  # noqa: E402
 from tests.doctor.trainings import Named, Training, examined, run  # noqa: E402
-from tests.doctor.world import teach  # noqa: E402
+from tests.doctor.world import TOPICS, Episode, teach  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +60,39 @@ def test_held_out_tasks_that_are_trained_on_are_named(model: Path, tmp_path: Pat
     KINDS["the test set is in the training"].plant(training)
     training.updates = 1
     assert "test-tasks-trained-on" in named(training, model, tmp_path).last
+
+
+def in_form(episode: Episode) -> float:
+    """Pays any answer of the topic: most replies of the taught model earn it."""
+    return float(bool({*TOPICS["sounds"][1].values()} & {*episode.reply.replace(":", " ").split()}))
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_collapse_ends_the_training_and_is_told_unless_it_is_to_go_on(
+    stops: bool, model: Path, tmp_path: Path
+) -> None:
+    servers: list[Any] = []
+    training = Training("sounds", 3, "grpo", updates=5, grade=in_form, tamper=servers.append)
+    training.settings = {"batch_size": 8, "learning_rate": 0.05, "kl_coef": 0.0, "stop_on_collapse": stops}
+    training.settings["checkpoint_every"] = 1
+    found = named(training, model, tmp_path)
+    lines = train_lines(read_metrics(tmp_path / "run" / "metrics.jsonl"))
+    assert "policy-collapsed" not in lines[2].get("warnings", {}), "three updates since the best are too few to say"
+    assert lines[3]["warnings"]["policy-collapsed"].startswith(
+        "the policy has collapsed: in the last 3 updates it earned"
+    )
+    assert len(lines) == (4 if stops else 5)
+    assert "policy-collapsed" in found.last
+    note = servers[0].coordinator.run.note
+    best = json.loads((tmp_path / "run" / "checkpoints" / "best.json").read_text())
+    assert note.startswith("ended after update 4: the policy has collapsed" if stops else ""), note
+    assert best["step"] == 1
+    assert note.endswith("the best checkpoint is that of update 1") is stops
+
+
+@pytest.mark.parametrize("name", ["the reward is sparse", "the reward is random", "nothing is learnt"])
+def test_a_training_that_does_not_learn_has_not_collapsed(name: str, model: Path, tmp_path: Path) -> None:
+    training = Training("sounds", 5, "grpo", updates=8)
+    KINDS[name].plant(training)
+    training.updates = 8
+    assert "policy-collapsed" not in named(training, model, tmp_path).first

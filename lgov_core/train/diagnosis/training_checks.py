@@ -14,7 +14,7 @@ from typing import Any, Final
 from lgov_core.governor.options import DataFile
 from lgov_core.train.algorithms.algorithms import MOST_MOVED
 from lgov_core.train.diagnosis.evidence import Evidence, groups_of
-from lgov_core.train.loop.figures import wilson_interval
+from lgov_core.train.loop.figures import ENTROPY_LEFT, LEAST_ENTROPY, collapse, wilson_interval
 from lgov_core.types import Severity
 
 #: Rollouts named by one finding.
@@ -131,15 +131,10 @@ def find_other_weights(evidence: Evidence) -> Iterator[RunFinding]:
         yield finding("weights-frozen", {"updates": len(evidence.updates), "updates_frozen": frozen})
 
 
-#: Entropy (nats a token) below which replies no longer differ, and the share of the first entropy that may be left.
-_LEAST_ENTROPY: Final = 0.01
-_ENTROPY_LEFT: Final = 0.1
 #: KL to the reference, nats a token.
 _MOST_KL: Final = 0.5
 #: The share of tokens that may be clipped in an update.
 _CLIPPED: Final = 0.5
-#: Updates in a row without a group that differs after which a policy is stuck.
-_STUCK: Final = 3
 #: Updates at either end that are averaged at most.
 _ENDS: Final = 10
 
@@ -147,7 +142,7 @@ _ENDS: Final = 10
 def find_far_policy(evidence: Evidence) -> Iterator[RunFinding]:
     """An entropy of all but zero, or of a tenth of what it was; a policy far from its reference, or stopped by ``max_kl``."""
     first, last = _ends(evidence.updates, "entropy") or (0.0, 1.0)
-    if last < max(_LEAST_ENTROPY, _ENTROPY_LEFT * first):
+    if last < max(LEAST_ENTROPY, ENTROPY_LEFT * first):
         yield finding("entropy-collapsed", {"first": first, "last": last})
     failed = sum("max_kl" in str(line.get("error")) for line in evidence.failed)
     first, last = _ends(evidence.updates, "kl") or (0.0, 0.0)
@@ -169,17 +164,9 @@ def find_large_updates(evidence: Evidence) -> Iterator[RunFinding]:
 
 
 def find_collapse(evidence: Evidence) -> Iterator[RunFinding]:
-    """A policy that has stopped trying: for several updates no group differs, at a return below an earlier one."""
-    lines = [line for line in evidence.updates if isinstance(line.get("groups_informative"), int)]
-    last = max((at for at, line in enumerate(lines) if line["groups_informative"]), default=None)
-    if last is None or (stuck := len(lines) - last - 1) < _STUCK:
-        return
-    before, after = (
-        [line["mean_return"] for line in part if isinstance(line.get("mean_return"), int | float)]
-        for part in (lines[: last + 1], lines[last + 1 :])
-    )
-    if before and after and fmean(after) < max(before):
-        yield finding("policy-collapsed", {"updates": stuck, "return": fmean(after), "best_return": max(before)})
+    """A policy that earned more once, and has lost it for good."""
+    if figures := collapse(evidence.updates):
+        yield finding("policy-collapsed", figures)
 
 
 def _number(line: Mapping[str, Any], name: str) -> float:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from lgov_core.errors import counted
 from lgov_core.trace import semconv
+from lgov_core.train.algorithms.algorithms import MOST_MOVED
 from lgov_core.train.loop.run_files import train_lines
 from lgov_core.transitions import CreditRules, rollout_returns
 from lgov_core.transitions.messages import totals_of
@@ -212,17 +213,17 @@ def step_figures(
     ``rewards``: by channel the mean over rollouts, with ``low`` and ``high`` (95 %, rollouts of a task together) and
     ``count`` (tasks); its ``return`` is ``returns``, after the bounds of the channels. ``violation_rate``: the share of
     rollouts with a violation (by the governor's counts, else by penalties). ``response_tokens`` is the mean over calls,
-    ``turns`` over rollouts. ``diagnostics`` counts what was found in the
-    records (`DataFinding`), ``lost_rollouts`` those without a
-    usable attempt, ``lost_attempts`` those that the machines broke, ``dropped_spans`` what the store had no room for.
+    ``turns`` over rollouts, ``reply_entropy`` that of -log p over all sampled tokens. ``diagnostics`` counts what was found
+    in the records (`DataFinding`), ``lost_rollouts`` those without a usable attempt, ``lost_attempts`` those that the
+    machines broke, ``dropped_spans`` what the store had no room for.
     """
-    rollouts = by_rollout(data.transitions)
-    usable = [result for result in results if result.trainable]
+    rollouts, usable = by_rollout(data.transitions), [result for result in results if result.trainable]
     return {
         "rewards": {name: value for name, value in _rewards(rollouts, returns).items() if value["count"]},
         "violation_rate": _violations(rollouts, usable),
         "response_tokens": _mean([len(transition.response_ids) for transition in data.transitions]),
         "turns": _mean([len(turns) for turns in rollouts.values()]),
+        "reply_entropy": _mean([-value for transition in data.transitions for value in transition.logprobs or ()]),
         "diagnostics": data.counts(),
         "unassigned_rewards": len(data.unassigned),
         "lost_rollouts": len(results) - len(usable),
@@ -329,8 +330,49 @@ def _violations(
     return share_interval(groups).as_json() if groups else None
 
 
-def _mean(values: Sequence[int]) -> float | None:
+def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+#: Updates whose returns are averaged to say that a policy has collapsed.
+_WINDOW: Final = 3
+#: Entropy (nats a token) below which replies no longer differ, and the share of the first entropy that may be left.
+LEAST_ENTROPY: Final = 0.01
+ENTROPY_LEFT: Final = 0.1
+
+
+def collapse(updates: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
+    """Figures of a policy that has collapsed by the last of its ``updates`` (lines of ``metrics.jsonl``), or None.
+
+    It has where the mean return of the last three is below that of the best three before, by intervals that do not overlap;
+    where that is at least half of what was gained; and where the policy itself is the cause, not chance, hard tasks or rare
+    rewards: its replies no longer differ, or an update since the best ones was too large.
+    """
+    lines = [line for line in updates if (line.get("rewards") or {}).get("return", {}).get("low") is not None]
+    windows = [_window(lines[max(0, end - _WINDOW) : end]) for end in range(1, len(lines) + 1)]
+    if len(windows) <= _WINDOW:
+        return None
+    last, best = windows[-1], max(windows[:-_WINDOW], key=lambda window: window.mean)
+    if last.high >= best.low or last.mean > (windows[0].mean + best.mean) / 2:
+        return None
+    at = windows.index(best)
+    entropies = [float(line.get("reply_entropy") or 0.0) for line in (lines[0], *lines[-_WINDOW:])]
+    alike = "reply_entropy" in lines[-1] and max(entropies[1:]) < max(LEAST_ENTROPY, ENTROPY_LEFT * entropies[0])
+    thrown = any((line.get("moved") or 0.0) > MOST_MOVED for line in lines[at:-1])
+    if not (alike or thrown):
+        return None
+    return {
+        "updates": _WINDOW, "return": last.mean, "best_return": best.mean, "best_step": lines[at]["step"],
+        "entropy": entropies[-1], "first_entropy": entropies[0],
+    }  # fmt: skip
+
+
+def _window(lines: Sequence[Mapping[str, Any]]) -> Estimate:
+    """The mean return of some updates, whose rollouts are independent of each other."""
+    returns = [line["rewards"]["return"] for line in lines]
+    mean = math.fsum(value["mean"] for value in returns) / len(returns)
+    half = math.hypot(*(value["mean"] - value["low"] for value in returns)) / len(returns)
+    return Estimate(mean, mean - half, mean + half, len(returns))
 
 
 #: The parts of a rollout. A moment that is in several of them counts for the first: a decision within a model call is
@@ -417,11 +459,8 @@ class TimeSpent:
         """It as JSON values, with rollouts and sampled tokens a second."""
         shares = {part: round(value / self.total, 4) for part, value in self.seconds.items()}
         seconds = {part: round(value, 3) for part, value in self.seconds.items()}
-        rates = {
-            "rollouts_per_s": round(self.rollouts / self.total, 3),
-            "tokens_per_s": round(self.tokens / self.total, 1),
-        }
-        return {"seconds": seconds, "shares": shares, **rates}
+        rates = {"rollouts_per_s": self.rollouts / self.total, "tokens_per_s": self.tokens / self.total}
+        return {"seconds": seconds, "shares": shares, **{name: round(rate, 3) for name, rate in rates.items()}}
 
     def __str__(self) -> str:
         parts = sorted(self.seconds.items(), key=lambda item: -item[1])

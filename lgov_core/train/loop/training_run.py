@@ -26,9 +26,17 @@ from lgov_core.train.loop.checkpoint import (
     save_checkpoint,
     save_weights,
 )
+from lgov_core.train.loop.figures import collapse
 from lgov_core.train.loop.lineage import weights_digest
 from lgov_core.train.loop.policy_model import PolicyModel
-from lgov_core.train.loop.run_files import BatchRecord, MetricsLog, discard_batch, read_batch, write_batch
+from lgov_core.train.loop.run_files import (
+    BatchRecord,
+    MetricsLog,
+    discard_batch,
+    read_batch,
+    train_lines,
+    write_batch,
+)
 from lgov_core.transitions import CreditRules, Transition, TransitionSet
 
 Progress = Callable[[int, int], None]
@@ -274,6 +282,12 @@ class TrainingRun:
         if (moved := self._line.get("moved", 0.0)) > MOST_MOVED:
             warnings["updates-too-large"] = (
                 f"the policy moved by {moved:.2g} nats a token, so the learning rate is halved from now on"
+            )
+        earlier = [line for line in train_lines(self.metrics.lines()) if line["step"] < record.step]
+        if found := collapse([*earlier, {**self._line, "step": record.step}]):
+            warnings["policy-collapsed"] = (
+                "the policy has collapsed: in the last {updates} updates it earned {return:.3g}, surely less than the"
+                " {best_return:.3g} by update {best_step}".format(**found)
             )
         if warnings:
             self._line["warnings"] = warnings
