@@ -116,10 +116,14 @@ def policy_for(settings: TrainSettings, model: LanguageModel) -> PolicyModel:
     return full_policy(model.module) if rank == 0 else lora_policy(model.module, rank=rank, seed=settings.training.seed)
 
 
-def algorithm_for(settings: TrainSettings) -> Algorithm:
+#: The rate of a small model all of whose weights learn, unless the settings name one: docs/evidence/results.md (defaults).
+_SMALL_RATE: Mapping[str, Any] = {"learning_rate": 1e-3, "schedule": "linear", "total_steps": 1}
+
+
+def algorithm_for(settings: TrainSettings, model: LanguageModel | None = None) -> Algorithm:
     """How rewards become advantages, and what an update does with them: the algorithm, with what the settings change.
 
-    Raises `SettingsError` for an algorithm that needs no agents.
+    The rate is that of a large model where ``model`` is None. Raises `SettingsError` for an algorithm that needs no agents.
     """
     training = settings.training
     name = algorithm_name(training.algorithm)
@@ -138,8 +142,11 @@ def algorithm_for(settings: TrainSettings) -> Algorithm:
         "discount": training.discount,
         "precision": "bfloat16" if settings.model.dtype == "bfloat16" else "float32",
     }
-    chosen = {key: value for key, value in chosen.items() if value is not None}
-    return algorithm(name, seed=training.seed, **chosen, **read_parts(training)[0])
+    chosen = {key: value for key, value in chosen.items() if value is not None} | read_parts(training)[0]
+    if model is not None and training.learning_rate is None:
+        whole = adapter_rank(settings, model) == 0 and model.module.num_parameters() < SMALL
+        chosen = {**(_SMALL_RATE if whole else {}), **chosen}
+    return algorithm(name, seed=training.seed, **chosen)
 
 
 def extra_groups_for(settings: TrainSettings, chosen: Algorithm) -> int:

@@ -154,13 +154,14 @@ class TrainingServer:
         self._extra_groups = extra_groups_for(settings, chosen)
         _, sampler, self._callbacks = read_parts(settings.training)
         self._sampler, self._failures = SAMPLERS[sampler] if isinstance(sampler, str) else sampler, 0
-        self._scheduled = chosen.update.schedule != "constant"
         training = settings.training
         learns = {"algorithm_options": dict(training.algorithm_options), "sampler": training.sampled_by}
         learns["algorithm"] = algorithm_name(training.algorithm)
         opened.enter_context(only_trainer(self._place))
         self.store: RolloutQueue = opened.enter_context(contextlib.closing(open_store(self._place)))
         model = load(settings, device)
+        chosen = self._algorithm or algorithm_for(settings, model)
+        self._scheduled = chosen.update.schedule != "constant"
         start_sha256 = weights_digest(model.module.state_dict().items())
         name, dtype = str(settings.model.name), settings.model.dtype
         begin(self.folder, start, RunStart(start.id, name, dtype, start_sha256, learns), resume=self._resume)

@@ -140,8 +140,9 @@ class TrainingSection:
     callbacks: Annotated[tuple[str | Mapping[str, Any], ...], Meta(description="a list of names")] = ()
     """Callbacks of plugins, which get the figures of each update and evaluation."""
     learning_rate: Above0 | None = None
-    """Learning rate of AdamW. Default: 2e-4; with ``--backend verl`` 1e-6, with adapters there 1e-5."""
-    batch_size: Count = 32
+    """Learning rate of AdamW. Default: 2e-4; below ten million parameters without adapters 1e-3, which falls to a tenth
+    (`schedule` linear); with ``--backend verl`` 1e-6, with adapters there 1e-5."""
+    batch_size: Count = 8
     """Tasks of one update."""
     group_size: Count = 8
     """Rollouts of each task: the group that an advantage compares."""
