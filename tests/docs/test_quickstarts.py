@@ -56,7 +56,7 @@ def test_a_first_training_learns_as_written(tmp_path: Path) -> None:
     example = ROOT / "examples/07_first_training"
     assert files == {name: (example / name).read_text() for name in files}, "the page is the example"
     (printed,) = follow(ROOT / "docs/start/first-training.md", tmp_path, {"LGOV_CACHE": str(tmp_path / "cache")})
-    first, last = map(float, re.findall(r"30 updates, training reward ([\d.]+) -> ([\d.]+)", printed)[0])
+    first, last = map(float, re.findall(r"10 updates, training reward ([\d.]+) -> ([\d.]+)", printed)[0])
     assert last > first + 0.05
 
 
