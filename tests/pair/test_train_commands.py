@@ -368,6 +368,7 @@ def test_lgov_train_runs_a_training_from_files(model_folder: Path, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["updates"], len(report["reward"]), len(report["held_out_reward"])) == (2, 2, 2)
+    assert "replies-truncated" in report["warnings"], "an untrained model's replies reach any limit"
     shares = report["profile"]["shares"]
     assert shares["sampling"] > 0
     assert shares["framework"] > 0
