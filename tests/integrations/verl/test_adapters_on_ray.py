@@ -59,6 +59,7 @@ def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         "batch_size": TASKS,
         "group_size": GROUP,
         "epochs": STEPS,
+        "update_epochs": 1,
         "checkpoint_every": STEPS,
     }
     write_job(folder, tasks=TASKS, training=training, server=server, lora_rank=RANK)
@@ -80,8 +81,8 @@ def test_every_step_is_sampled_by_the_adapters_before_it(job: Job) -> None:
 
 def test_the_kl_is_to_the_model_without_adapters(job: Job) -> None:
     first, *later = (step["data"]["actor/kl_loss"] for step in job.report.verl)
-    assert 0 <= first < 5e-3, "all but the second pass is of adapters that change nothing yet"
-    assert all(value > first for value in later)
+    assert first == 0, "in their only pass the adapters change nothing yet"
+    assert max(later) > 0, "a small change of them is none in bfloat16, so not each"
 
 
 def test_the_figures_have_every_reward(job: Job) -> None:
