@@ -160,7 +160,7 @@ def extra_groups_for(settings: TrainSettings, chosen: Algorithm) -> int:
             hint="set it to 4 or more, or choose an algorithm such as ppo or reinforce++",
         )
     if training.max_extra_groups is None:
-        return chosen.extra_groups * training.batch_size
+        return chosen.extra_groups * training.update_tasks
     if training.max_extra_groups and not chosen.credit.compares_groups:
         raise SettingsError(
             f"training.max_extra_groups is {training.max_extra_groups}, and {chosen.name} compares no groups",

@@ -28,6 +28,7 @@ from lgov_core.types import Outcome
 
 #: Where the model that was trained is left: a transformers folder.
 MODEL_FOLDER: Final = "model"
+_BATCH: Final = 32
 _LEARNING_RATE: Final = 1e-4
 _TOKENS: Final = 2048
 
@@ -61,10 +62,11 @@ def _trained(job: TrainingJob) -> Mapping[str, Any]:
     _require_vocabulary(model, [*rows, *apart])
     policy = policy_for(job.settings, model)
     tokens = training.tokens_per_batch or _TOKENS
-    steps = training.epochs * math.ceil(len(rows) / training.batch_size)
+    batch = training.batch_size or _BATCH
+    steps = training.epochs * math.ceil(len(rows) / batch)
     config = SupervisedConfig(
         steps=steps if training.steps is None else min(steps, training.steps),
-        batch=min(training.batch_size, len(rows)),
+        batch=min(batch, len(rows)),
         learning_rate=training.learning_rate or _LEARNING_RATE,
         max_grad_norm=training.max_grad_norm or 1.0,
         tokens_per_pass=tokens,

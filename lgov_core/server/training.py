@@ -284,7 +284,7 @@ class TrainingServer:
     def _steps(self) -> tuple[int, str]:
         """How many updates a run makes, and what to say when that is fewer than the settings ask for."""
         training = self.settings.training
-        each = updates_of(self.coordinator.tasks.of("train"), training.batch_size)
+        each = updates_of(self.coordinator.tasks.of("train"), training.update_tasks)
         steps = training.epochs * each
         if training.steps is None or training.steps <= steps:
             return steps if training.steps is None else training.steps, self._overlap()
@@ -359,7 +359,7 @@ class TrainingServer:
         lines = train_lines(self._loop.run.metrics.lines()) if self._sampler is not in_turn else ()
         results = earlier_results(line for line in lines if run.first < line["step"] <= last)
         seed = f"{training.seed}/{run.first}"
-        return batch_of(NextUpdate(tasks, training.batch_size, step, seed, results), self._sampler)
+        return batch_of(NextUpdate(tasks, training.update_tasks, step, seed, results), self._sampler)
 
     def _report(self, run: RunState, line: Mapping[str, Any]) -> None:
         """Gives ``line``, once it is in ``metrics.jsonl``, to callbacks and clients. Each callback gets it once or, where the

@@ -142,8 +142,8 @@ class TrainingSection:
     learning_rate: Above0 | None = None
     """Learning rate of AdamW. Default: 2e-4; below ten million parameters without adapters 1e-3, which falls to a tenth
     (`schedule` linear); with ``--backend verl`` 1e-6, with adapters there 1e-5."""
-    batch_size: Count = 8
-    """Tasks of one update."""
+    batch_size: Count | None = None
+    """Tasks of one update, of ``sft`` rows. Default: 8; of ``sft`` and with ``--backend verl`` 32."""
     group_size: Count = 8
     """Rollouts of each task: the group that an advantage compares."""
     kl_coef: AtLeast0 | None = None
@@ -196,6 +196,11 @@ class TrainingSection:
     def sampled_by(self) -> str | Mapping[str, Any]:
         """The sampler that ``sampler`` and ``curriculum`` name."""
         return self.sampler or ("curriculum" if self.curriculum else "in_turn")
+
+    @property
+    def update_tasks(self) -> int:
+        """The tasks of one update on one machine."""
+        return self.batch_size or 8
 
 
 @dataclass(frozen=True, slots=True)

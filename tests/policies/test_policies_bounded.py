@@ -118,6 +118,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "cost": {"max_cost_usd": 1.0},
     "egress": {"argument": ["command", "text"], "domains": ["*.example.org"], "resolve": False},
     "loop": {"max_repeats": 3},
+    "order": {
+        "after": {"tool": "get", "same": "command"},
+        "never_after": {"tool": "drop"},
+        "at_most": 1_000,
+        "per": "command",
+    },
     "path": {"argument": ["command", "text"], "roots": ["/srv/project"], "cwd": "/srv/project"},
     "pii": {"action": "redact"},
     "pinned": {},

@@ -65,7 +65,7 @@ def verl_job(settings: TrainSettings, *, run_id: str, folder: Path, tasks: int, 
     _check_parts(training)
     algorithm = algorithm_name(training.algorithm)
     chosen = algorithm_for(settings)
-    batch = min(training.batch_size, tasks)
+    batch = min(training.batch_size or 32, tasks)
     steps = training.epochs * (tasks // batch)
     host, asked_port = listening(settings, port)
     secret = section.key_secret_file
