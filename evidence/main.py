@@ -60,7 +60,11 @@ def main(arguments: list[str]) -> int:
         folder.resolve(),
         (given.results or (folder if given.quick else RESULTS)).resolve(),
     )
-    command = f"python evidence/main.py {' '.join(arguments)}"
+    # Where the files lie changes no figure.
+    where = {"--folder", "--results"}
+    pairs = zip(["", *arguments], arguments, strict=False)
+    words = (word for last, word in pairs if not where & {last, word.partition("=")[0]})
+    command = f"python evidence/main.py {' '.join(words)}"
     result = {**provenance(command, options), **module.run(options)}
     write_result(result, options, module.draw)
     print(module.tables(result))
