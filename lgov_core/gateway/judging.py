@@ -1,6 +1,7 @@
-"""Judges the requests of an endpoint in threads, in turns: neither the event loop nor a small request waits for a large one.
+"""Judges what an endpoint's policies read: a little of it at once, more in threads, in turns.
 
-How much one request may hold, and how long judging it may take, is bounded (`JudgingLimits`).
+Handing work to a thread and back costs more than most judgements do; what may take longer must hold up neither the event loop
+nor a small request. How much one request may hold, and how long judging it may take, is bounded (`JudgingLimits`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ T = TypeVar("T")
 
 #: Seconds that one request is judged before another of its size has its turn.
 _TURN_S: Final = 0.01
+#: Texts, and characters in them, that are judged on the event loop. A policy takes up to 5 us a character of a hostile text.
+_FEW_TEXTS, _FEW_CHARACTERS = 64, 8000
 #: The sizes (texts, and thousands of characters) up to which requests share a thread; larger ones share one more.
 _SIZES: Final = (64, 512, 4096)
 
@@ -45,7 +48,7 @@ class JudgingLimits:
     judging_s: float = 20.0
 
     def size(self, request: GateRequest) -> int:
-        """Returns how large the request is, for `Turns.judged`. Raises `EndpointError` (413) that names the limit."""
+        """Returns how large the request is, as `size_of` does. Raises `EndpointError` (413) that names the limit."""
         texts = characters = 0
         for text in _texts([request.messages, request.fields]):
             texts, characters = texts + 1, characters + len(text)
@@ -53,7 +56,13 @@ class JudgingLimits:
                 raise _too_large("texts", self.max_texts, "max_texts")
             if characters > self.max_characters:
                 raise _too_large("characters of text", self.max_characters, "max_characters")
-        return texts + characters // 1000
+        return size_of(texts, characters)
+
+
+def size_of(texts: int, characters: int) -> int:
+    """Returns how much there is to judge, for `Turns.judged`: 0 for what is judged on the event loop."""
+    few = texts <= _FEW_TEXTS and characters <= _FEW_CHARACTERS
+    return 0 if few else texts + characters // 1000
 
 
 def _too_large(what: str, limit: int, setting: str) -> EndpointError:
@@ -80,9 +89,10 @@ class _Ended(Generic[T]):
 
 
 class Turns:
-    """The threads in which flows are judged. For one event loop.
+    """Where flows are judged: those of size 0 on the event loop, others in threads. For one event loop.
 
-    Requests of like size share one thread and take turns in it, so that one waits for others of its size only. What a flow
+    Requests of like size share one thread and take turns in it, so that one waits for others of its size only. A flow that has
+    not ended after its first turn on the event loop goes on in the first thread. What a flow
     waits for, it waits for on the event loop, without a thread. While a flow of an attempt computes, no other flow of
     that attempt does: they decide in one order, as if there was one thread.
     """
@@ -99,7 +109,7 @@ class Turns:
 
     async def judged(self, flow: Flow[T], size: int, attempt: Hashable | None) -> T:
         """Returns what ``flow`` returns. Raises what it raises, and `Busy` (429) when judging takes too long."""
-        thread = self._threads[sum(size > limit for limit in _SIZES)]
+        thread = self._threads[sum(size > limit for limit in _SIZES)] if size else None
         context = contextvars.copy_context()
         lock: AbstractAsyncContextManager[Any] = nullcontext()
         if attempt is not None:
@@ -110,6 +120,7 @@ class Turns:
             async with lock:
                 began = time.monotonic()
                 while (step := await _turn(thread, context, flow, resume)) is TURN:
+                    thread = thread or self._threads[0]
                     over = spent + time.monotonic() - began > self.limits.judging_s
                     resume = partial(flow.throw, self._too_long()) if over else partial(flow.send, None)
                 spent += time.monotonic() - began
@@ -128,9 +139,11 @@ class Turns:
 
 
 async def _turn(
-    thread: ThreadPoolExecutor, context: contextvars.Context, flow: Flow[T], resume: Callable[[], Step[Any]]
+    thread: ThreadPoolExecutor | None, context: contextvars.Context, flow: Flow[T], resume: Callable[[], Step[Any]]
 ) -> Step[Any] | _Ended[T]:
-    """One turn of ``flow`` in ``thread``: the step that it waits for next, `TURN` if it can go on, or its end."""
+    """One turn of ``flow``, here or in ``thread``: the step that it waits for next, `TURN` if it can go on, or its end."""
+    if thread is None:
+        return context.run(_advance, flow, resume)
     turn = asyncio.get_running_loop().run_in_executor(thread, lambda: context.run(_advance, flow, resume))
     try:
         return await asyncio.shield(turn)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from lgov_core.errors import LgovError, PolicyDenied
 from lgov_core.flow import Flow
 from lgov_core.gateway.capture import DenialSink
-from lgov_core.gateway.judging import JudgingLimits, Turns
+from lgov_core.gateway.judging import JudgingLimits, Turns, size_of
 from lgov_core.gateway.limits import Busy
 from lgov_core.gateway.protocol import GateRefusal, GateReply, GateRequest
 from lgov_core.governor import Governor
@@ -52,7 +52,7 @@ class PolicyGate:
 
     A text that a policy rewrote is rewritten in every later call of the same attempt too; one that was forgotten is
     judged again. The user's are the texts in the user's role before the first reply of an attempt (`OpeningTexts`), which
-    a ``store`` knows of attempts that began before this process. ``limits`` bound what is judged, which threads do (`Turns`).
+    a ``store`` knows of attempts that began before this process. ``limits`` bound what is judged (`Turns` says where).
     For one event loop.
     """
 
@@ -102,7 +102,12 @@ class PolicyGate:
             self.user_texts.replied(request.rollout_id, request.attempt)
         call = EndpointCall(self, request)
         parts = [ReplyPart(_reading(reply), [reply]) for reply in replies]
-        size = sum(len(reply.text) + len(reply.reasoning) for reply in replies) // 1000
+        texts = [
+            text
+            for reply in replies
+            for text in (reply.text, reply.reasoning, *(proposed.arguments for proposed in reply.tool_calls))
+        ]
+        size = size_of(len(texts), sum(map(len, texts)))
         return await self._judged(settle_flow(call, call.begin(), parts), size, request)
 
     async def _judged(self, flow: Flow[T], size: int, request: GateRequest) -> T:
