@@ -8,11 +8,13 @@ Each database translates what it writes differently.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -167,7 +169,9 @@ class _Write:
     run: Callable[[Transaction], Any]
     rows: int
     alone: bool
-    future: Future[Any] = field(default_factory=lambda: Future[Any]())
+    future: Future[Any] | asyncio.Future[Any] = field(default_factory=lambda: Future[Any]())
+    #: The event loop of ``future``; None for one that a thread waits for.
+    loop: asyncio.AbstractEventLoop | None = None
     result: Any = None
     error: StoreError | None = None
 
@@ -207,13 +211,23 @@ class GroupCommitWriter:
         ``run`` may be called again after a rollback. The future cannot be cancelled: what was submitted is written.
         ``count`` is how many rows it writes. ``alone`` excludes every other writer.
         """
-        write = _Write(run, count, alone)
-        write.future.set_running_or_notify_cancel()
+        future = Future[T]()
+        future.set_running_or_notify_cancel()
+        self._queue(_Write(run, count, alone, future))
+        return future
+
+    def submit_async(self, run: Callable[[Transaction], T], count: int = 1) -> asyncio.Future[T]:
+        """As `submit`, for a task: the running event loop is woken once for all its writes of a transaction."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._queue(_Write(run, count, False, future, loop))
+        return future
+
+    def _queue(self, write: _Write) -> None:
         with self._changed:
             self._refuse_when_closed()
             self._waiting.append(write)
             self._changed.notify()
-        return write.future
 
     def submit_span(self, row: rows.Row) -> None:
         """Queues a row of ``SPAN_COLUMNS``; drops and counts it when too many wait."""
@@ -346,9 +360,24 @@ def insert_spans(transaction: Transaction, new: Sequence[rows.Row]) -> int:
 
 
 def _settle(batch: Iterable[_Item]) -> None:
+    """Tells those who wait for the writes of ``batch`` how they ended."""
+    of_loop: dict[asyncio.AbstractEventLoop | None, list[_Write]] = {}
     for item in batch:
         if isinstance(item, _Write):
-            if item.error is not None:
-                item.future.set_exception(item.error)
-            else:
-                item.future.set_result(item.result)
+            of_loop.setdefault(item.loop, []).append(item)
+    for loop, writes in of_loop.items():
+        if loop is None:
+            _answer(writes)
+        else:
+            with suppress(RuntimeError):  # a loop that was closed, where nobody waits any more
+                loop.call_soon_threadsafe(_answer, writes)
+
+
+def _answer(writes: Iterable[_Write]) -> None:
+    for write in writes:
+        if write.future.done():  # its task was cancelled
+            continue
+        if write.error is not None:
+            write.future.set_exception(write.error)
+        else:
+            write.future.set_result(write.result)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import weakref
@@ -116,8 +115,7 @@ class TraceStore:
 
     def submit_call(self, call: CapturedCall) -> Future[None]:
         """As `add_call`, but returns at once; the future is done when the call is durable. It cannot be cancelled."""
-        row, request = rows.call_parts(call)
-        return self._submit(lambda transaction: self._calls.write(transaction, row, request))
+        return self._submit(self._call_write(call))
 
     def add_call(self, call: CapturedCall) -> None:
         """Adds a captured model call. One with its ``response_id`` and ``choice`` raises `StoreError`, one of an attempt that
@@ -127,7 +125,13 @@ class TraceStore:
 
     def add_call_async(self, call: CapturedCall) -> Awaitable[None]:
         """As `add_call`, for a running event loop. The call is written even if the awaiting task is cancelled."""
-        return asyncio.wrap_future(self.submit_call(call))
+        write = self._call_write(call)
+        self._check()
+        return self._writer.submit_async(write)
+
+    def _call_write(self, call: CapturedCall) -> Callable[[Transaction], None]:
+        row, request = rows.call_parts(call)
+        return lambda transaction: self._calls.write(transaction, row, request)
 
     def add_rewards(self, rewards: Iterable[Reward]) -> None:
         """Adds rewards. A value that is not finite raises `StoreError`; then none is added."""
