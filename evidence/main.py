@@ -3,7 +3,7 @@
     python evidence/main.py governance|credit|air|defaults [--seeds N] [--quick]
     python evidence/main.py settings [--setting sql|retrieval|maths] [--seed N] [--model tiny|smollm2] [--quick] [--real]
     python evidence/main.py public [--setting legs|equations|paths] [--seed N] [--model tiny|smollm2] [--quick]
-    python evidence/main.py page       # puts the committed results into docs/evidence/results.md
+    python evidence/main.py page       # puts the committed results into evidence/results/README.md, docs/evidence/results.md
 
 Governance, credit, air and defaults are modules of this folder with `run`, `tables` and `draw`; settings and public are
 packages.

@@ -115,18 +115,26 @@ def clients() -> str:
         f"| {client} | {' | '.join('yes' if (client, name) in shown else 'NOT TESTED' for name in PROPERTIES)} |"
         for client in dict.fromkeys(client for client, _ in shown)
     ]
+    if all(row.count("yes") == len(PROPERTIES) for row in rows):
+        names = list(dict.fromkeys(client for client, _ in shown))
+        return f"All four hold for {', '.join(names[:-1])} and {names[-1]}."
     return "\n".join([f"| client | {' | '.join(PROPERTIES)} |", f"|---|{'---|' * len(PROPERTIES)}", *rows])
 
 
 def surfaces() -> str:
-    """A table of what can be done at each point, for each framework."""
-    parts: list[str] = []
+    """A table of what can be done at each point, for each framework: all of `ABILITIES`, or all but some."""
+    versions = [
+        f"- {adapter.name}: {', '.join(f'{name} {wanted}' for name, wanted in adapter.tested.items())}"
+        for adapter in adapters()
+    ]
+    cells: dict[str, list[str]] = defaultdict(list)
     for adapter in adapters():
-        versions = ", ".join(f"{name} {wanted}" for name, wanted in adapter.tested.items())
-        rows = [f"| `{row[0]}` | {' | '.join(row[1:])} |" for row in surface_rows(adapter, yes="yes", no="–")]
-        head = f"| point | {' | '.join(ABILITIES)} |\n|---|{'---|' * len(ABILITIES)}"
-        parts.append(f"**{adapter.name}** ({versions})\n\n{head}\n" + "\n".join(rows))
-    return "\n\n".join(parts)
+        for point, *able in surface_rows(adapter, yes="yes", no=""):
+            lacking = [ability for ability, word in zip(ABILITIES, able, strict=True) if not word]
+            cells[point].append(f"all but {', '.join(lacking)}" if lacking else "all")
+    rows = [f"| `{point}` | {' | '.join(row)} |" for point, row in cells.items()]
+    head = f"| point | {' | '.join(adapter.name for adapter in adapters())} |\n|---|{'---|' * len(adapters())}"
+    return "\n".join([*versions, "", head, *rows])
 
 
 def gaps() -> str:

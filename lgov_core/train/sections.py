@@ -1,7 +1,7 @@
 """The sections of ``config.yaml``: a section is a frozen dataclass, a key one of its fields, whose type says which values are
 allowed. Loads nothing heavy.
 
-The text below each field is its row of ``docs/reference/training-settings.md``. A default of None means that the algorithm,
+The text below each field is its row of ``docs/reference/settings.md``. A default of None means that the algorithm,
 the engine or the command decides; the text says how.
 """
 
@@ -132,7 +132,7 @@ class TrainingSection:
         default_factory=dict[str, Any]
     )
     """Fields of `CreditRules` and `UpdateConfig` that differ from the algorithm's, such as ``clip_high`` or ``schedule``;
-    ``loss_form`` and ``scheme`` may name [your own](../how-to/your-own-algorithm.md), as may ``sampler``."""
+    ``loss_form`` and ``scheme`` may name [your own](../how-to/algorithms.md), as may ``sampler``."""
     plugins: Annotated[tuple[Path, ...], Meta(description="a list of files")] = ()
     """Files with plugins of your own, which name losses, schemes, samplers and callbacks. Installed plugins need no entry."""
     sampler: str | Mapping[str, Any] | None = None
@@ -333,7 +333,7 @@ class VerlSection:
 
 @dataclass(frozen=True, slots=True)
 class VllmSection:
-    """For ``model.engine: vllm``: see [sampling with vLLM](../how-to/vllm.md)."""
+    """For ``model.engine: vllm``: see [sampling with vLLM](../how-to/scale.md)."""
 
     python: Path = Path(".venv-vllm/bin/python")
     """Interpreter of the environment that has vLLM."""

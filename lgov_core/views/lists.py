@@ -31,7 +31,7 @@ _TRAINABLE: Final = frozenset(outcome.value for outcome in Outcome if outcome.tr
 
 
 def rollout_page(store: TraceStore, filters: Filters, before: int | None, limit: int) -> dict[str, Any]:
-    """At most ``limit`` rollouts whose place is before ``before``, the newest first; see docs/reference/window-api.md, "Pages".
+    """At most ``limit`` rollouts whose place is before ``before``, the newest first; see web/API.md, "Pages".
 
     The cursor is the place from which to go on. Raises `StoreError`.
     """

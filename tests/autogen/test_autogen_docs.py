@@ -1,4 +1,4 @@
-"""What docs/how-to/autogen.md and the example say holds: each snippet is run."""
+"""What docs/how-to/frameworks.md and the example say holds: each snippet is run."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from lgov_core.audit.verify import verify
 from lgov_core.testing import ScriptedModelServer
 from tests.autogen.autogen_parts import MODEL_INFO
 from tests.cells import asks, says
+from tests.docs.page_runner import page_text
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "02_autogen_agent"
@@ -48,7 +49,9 @@ def erase(path: str) -> str:
 
 def snippets() -> list[str]:
     return re.findall(
-        r'^```python(?: title="agent.py")?\n(.*?)^```', (ROOT / "docs/how-to/autogen.md").read_text(), re.M | re.S
+        r'^```python(?: title="agent.py")?\n(.*?)^```',
+        page_text(f"{ROOT}/docs/how-to/frameworks.md#AutoGen"),
+        re.M | re.S,
     )
 
 

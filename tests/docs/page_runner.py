@@ -3,7 +3,8 @@
 A code block with a title that is a file name is saved under it. The lines of a ``console`` block are typed, those that
 install packages excepted; with the title "first terminal" they start a server that runs until the end of the page.
 A ``text`` block is what the commands before it print, with ``…`` for what differs from run to run. Commands end with
-status 0, or as their comment ``# status N`` says.
+status 0, or as their comment ``# status N`` says. Of a page a section may be followed alone (``page.md#title``), and of
+content tabs one: a reader opens that one.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
+TAB = re.compile(r'^=== "([^"]+)"\n((?:(?: {4}.*)?\n)+)', re.M)
 SERVER = "first terminal"
 CLEAN = {key: value for key, value in os.environ.items() if not key.startswith(("OPENAI_", "LGOV_", "PYTEST_"))}
 
@@ -32,11 +35,31 @@ class Step:
     server: bool = False
 
 
-def read_page(path: Path, replace: Mapping[str, str]) -> tuple[dict[str, str], list[Step]]:
+def page_text(place: Path | str, tab: str | None = None) -> str:
+    """The text of a page, or of its section after ``#`` (the heading's own words), with the content of one tab."""
+    name, _, title = str(place).partition("#")
+    text = Path(name).read_text(encoding="utf-8")
+    if title:
+        heading = re.search(rf"^(#+) {re.escape(title)}\n", _without_code_headings(text), re.M)
+        assert heading is not None, f"{name} has no section {title!r}"
+        rest = text[heading.end() :]
+        end = re.search(rf"^#{{1,{len(heading[1])}}} ", _without_code_headings(rest), re.M)
+        text = rest[: end.start()] if end else rest
+    return TAB.sub(lambda block: textwrap.dedent(block[2]) if block[1] == tab else "", text)
+
+
+def _without_code_headings(text: str) -> str:
+    """The text with the comments in its code blocks, which begin like headings, masked."""
+    return re.sub(r"^ *```.*?^ *```$", lambda block: block[0].replace("#", "?"), text, flags=re.M | re.S)
+
+
+def read_page(
+    path: Path | str, replace: Mapping[str, str] | None = None, tab: str | None = None
+) -> tuple[dict[str, str], list[Step]]:
     """The files and the steps of a page, with addresses replaced by those of the test."""
-    text = path.read_text(encoding="utf-8")
-    for old, new in replace.items():
-        assert old in text, f"{path.name} does not say {old!r}"
+    text = page_text(path, tab)
+    for old, new in (replace or {}).items():
+        assert old in text, f"{path} does not say {old!r}"
         text = text.replace(old, new)
     files: dict[str, str] = {}
     steps: list[Step] = []
@@ -52,10 +75,14 @@ def read_page(path: Path, replace: Mapping[str, str]) -> tuple[dict[str, str], l
 
 
 def follow(
-    path: Path, folder: Path, environment: Mapping[str, str], replace: Mapping[str, str] | None = None
+    path: Path | str,
+    folder: Path,
+    environment: Mapping[str, str],
+    replace: Mapping[str, str] | None = None,
+    tab: str | None = None,
 ) -> list[str]:
     """Does what the page says in ``folder`` and checks what is printed; returns what each step printed."""
-    files, steps = read_page(path, replace or {})
+    files, steps = read_page(path, replace, tab)
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
     programs = folder / ".programs"
@@ -92,7 +119,7 @@ def follow(
             assert done.returncode == int(stated[1] if stated else 0), f"{step.commands}\n{done.stdout}"
             printed.append(done.stdout)
             if step.shown is not None:
-                assert same(step.shown, done.stdout), f"{path.name} says\n{step.shown}\nprinted was\n{done.stdout}"
+                assert same(step.shown, done.stdout), f"{path} says\n{step.shown}\nprinted was\n{done.stdout}"
     return printed
 
 

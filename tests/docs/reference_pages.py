@@ -42,6 +42,15 @@ from lgov_core.wire.fields import FIELDS
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/reference"
+#: Options that many commands share: the page says once what they mean.
+SHARED = ("--json", "--set", "--since", "--before", "--yes")
+#: Sentences of docstrings that hold for every policy: the page says them once.
+COMMON = re.compile(
+    r"(?:May be called from\s+several\s+threads\s+at\s+once\.|Fails\s+closed\.|Judges `pre_tool_call`\.|"
+    r"Raises `PolicyError`\s+(?:for\s+an\s+option\s+without\s+a\s+meaning|"
+    r"when\s+made\s+with\s+something\s+that\s+has\s+no\s+meaning)"
+    r"(?:,\s+and\s+from\s+the\s+methods\s+for\s+people)?\.)\s*"
+)
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(\n<!-- end: \2 -->)", re.S)
 ADAPTERS = ("lgov_langchain", "lgov_autogen", "lgov_openai", "lgov_openai_agents")
 
@@ -62,54 +71,79 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A table of Markdown."""
     head = list(head)
     lines = [head, ["---"] * len(head), *map(list, rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(f"|{'|'.join(line)}|" for line in lines)
 
 
 def commands() -> str:
-    """Every command with its usage, its help and its options."""
+    """Every command with its usage, the beginning of its help and its options."""
     codes = table(("status", "meaning"), ((str(code.value), _MEANING[code]) for code in Exit))
-    return "\n\n".join([codes, *(part for path, made in _commands(cli, ()) for part in _command(path, made))])
+    shared = table(("option", "meaning"), _shared_options().values())
+    parts = [part for path, command in _commands(cli, ()) for part in _command(path, command)]
+    return "\n\n".join([codes, shared, *filter(None, parts)])
 
 
 def _commands(group: LazyGroup, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     for name in group.commands:
-        made = group.load(name)
-        yield (*path, name), made
-        if isinstance(made, LazyGroup):
-            yield from _commands(made, (*path, name))
+        command = group.load(name)
+        yield (*path, name), command
+        if isinstance(command, LazyGroup):
+            yield from _commands(command, (*path, name))
 
 
-def _command(path: tuple[str, ...], made: click.Command) -> Iterator[str]:
-    context = click.Context(made, info_name=" ".join(("lgov", *path)))
+def _shared_options() -> dict[str, tuple[str, str]]:
+    """The rows of the options in `SHARED`, in the words of the first command that has each."""
+    rows: dict[str, tuple[str, str]] = {}
+    for path, command in _commands(cli, ()):
+        context = click.Context(command, info_name=" ".join(("lgov", *path)))
+        for option in command.params:
+            names = [name for name in option.opts if name in SHARED]
+            record = option.get_help_record(context)
+            if names and record is not None and names[0] not in rows:
+                rows[names[0]] = (
+                    f"`{record[0].replace('|', ', ')}`",
+                    cell(re.sub(r"\s*\[(?:default|x).*", "", record[1])),
+                )
+    return rows
+
+
+def _command(path: tuple[str, ...], command: click.Command) -> Iterator[str]:
+    context = click.Context(command, info_name=" ".join(("lgov", *path)))
     yield f"{'#' * (len(path) + 1)} lgov {' '.join(path)}"
-    yield markdown(made.help or made.short_help or "")
-    if isinstance(made, LazyGroup):
+    first, _, rest = inspect.cleandoc(command.help or command.short_help or "").partition("\n\n")
+    example = rest.partition("\n\n")[0] if rest.startswith("\b") else ""
+    yield markdown("\n\n".join(filter(None, (first, example))))
+    if isinstance(command, LazyGroup):
         return
-    yield f"`lgov {' '.join([*path, *made.collect_usage_pieces(context)])}`"
-    records = [record for one in made.params if (record := one.get_help_record(context)) and record[1]]
-    yield table(
-        ("option", "meaning"),
-        ((f"`{record[0].replace('|', ', ')}`", cell(record[1])) for record in records if record and record[1]),
+    if not example:
+        yield f"`lgov {' '.join([*path, *command.collect_usage_pieces(context)])}`"
+    own = [option for option in command.params if not set(option.opts) & {*SHARED}]
+    records = [record for option in own if (record := option.get_help_record(context)) and record[1]]
+    rows = [(f"`{record[0].replace('|', ', ')}`", cell(record[1])) for record in records]
+    shared = [f"`{option.opts[0]}`" for option in command.params if set(option.opts) & {*SHARED} - {"--json"}]
+    yield table(("option", "meaning"), rows) if rows else ""
+    yield f"Also {', '.join(shared)}." if shared else ""
+    yield (
+        command.epilog
+        if command.epilog and not re.fullmatch(r"Exit status: 0 [^;]*; 1 [^;]*; 2 [^;]*\.", command.epilog)
+        else ""
     )
-    yield made.epilog or ""
 
 
 def settings() -> str:
-    """Every setting with its variable, its flag and its default."""
-    commands = [cli.load(name) for name in ("run", "serve")]  # type: ignore[attr-defined]
-    flags = {flag.removeprefix("--") for command in commands for option in command.params for flag in option.opts}
+    """Every setting with its default, and its flag where it has one of its own."""
+    flags = {flag for name in ("run", "serve") for option in cli.load(name).params for flag in option.opts}  # type: ignore[attr-defined]
     documents = _attribute_documents(settings_module, "Settings")
     rows: list[list[str]] = []
-    for one in dataclasses.fields(settings_module.Settings):
-        if one.name == "origins":
+    for field in dataclasses.fields(settings_module.Settings):
+        if field.name == "origins":
             continue
-        meaning, _, chosen = documents[one.name].partition(" Default: ")
-        value = "none" if one.default in (None, ()) else str(one.default)
-        flag = one.name.replace("_", "-")
-        flag = f"`--{flag}`" if flag in flags else f"`--set {one.name}=`"
-        shown = (chosen.removesuffix(".") or value, meaning)
-        rows.append([f"`{one.name}`", f"`LGOV_{one.name.upper()}`", flag, *(cell(markdown(part)) for part in shown)])
-    return table(("name", "variable", "flag", "default", "meaning"), rows)
+        meaning, _, chosen = documents[field.name].partition(" Default: ")
+        default: Any = field.default
+        value = ", ".join(default) if isinstance(default, tuple) else "" if default is None else str(default)
+        flag = f"--{field.name.replace('_', '-')}"
+        name = f"`{field.name}`" + (f", `{flag}`" if flag in flags else "")
+        rows.append([name, *(cell(markdown(part)) for part in (chosen.removesuffix(".") or value, meaning))])
+    return table(("name", "default", "meaning"), rows)
 
 
 def training_settings() -> str:
@@ -122,7 +156,7 @@ def training_settings() -> str:
             (f"`{one.name}`", _type(kinds[one.name]), _shown(one.default), cell(markdown(documents[one.name])))
             for one in dataclasses.fields(made)
         )
-        parts += [f"## {section.name}", markdown(made.__doc__), table(("key", "value", "default", "meaning"), rows)]
+        parts += [f"### {section.name}", markdown(made.__doc__), table(("key", "value", "default", "meaning"), rows)]
     return "\n\n".join(parts)
 
 
@@ -179,7 +213,7 @@ def policies() -> str:
         rows = [
             (f"`{option}`", _kind(schema), _default(parameters[option])) for option, schema in options[name].items()
         ]
-        parts += [f"## {name}", markdown(inspect.getdoc(factory) or "")]
+        parts += [f"### {name}", COMMON.sub("", markdown(inspect.getdoc(factory) or "")).strip()]
         parts += [table(("option", "value", "default"), rows)] if rows else []
     return "\n\n".join(parts)
 
@@ -216,13 +250,15 @@ def hooks() -> str:
             what, _, contract = inspect.cleandoc(hook.__doc__).partition("\n\n")
             lines = re.findall(r"^(\S.*?): (.*(?:\n +.*)*)", contract, re.M)
             asked = ", ".join(inspect.signature(hook).parameters)
-            parts += [f"## {name}", f"`{name}({asked})`", markdown(what)]
-            parts.append("\n".join(f"- **{key}**: {' '.join(markdown(text).split())}" for key, text in lines))
+            parts += [f"### {name}", f"`({asked})` {markdown(what)}"]
+            said = {key: " ".join(markdown(text).split()) for key, text in lines}
+            told = {"Gets": "nothing.", "Cost": "no action waits for it."}
+            parts.append("\n".join(f"- {key}: {text}" for key, text in said.items() if told.get(key) != text))
     return "\n\n".join(parts)
 
 
 def errors() -> str:
-    """Every error with its code, what it is a kind of, and the status that the command line ends with."""
+    """Every error with its code and the status that the command line ends with."""
     found = [
         one for one in vars(error_tree).values() if isinstance(one, type) and issubclass(one, error_tree.LgovError)
     ]
@@ -230,13 +266,12 @@ def errors() -> str:
         (
             f"`{one.code}`",
             f"`{one.__name__}`",
-            ", ".join(f"`{base.__name__}`" for base in one.__bases__),
             str(exit_of(one.__new__(one)).value),
             cell(markdown((inspect.getdoc(one) or "").partition("\n\n")[0])),
         )
         for one in sorted(found, key=lambda one: one.code)
     )
-    return table(("code", "class", "kind of", "exit status", "meaning"), rows)
+    return table(("code", "class", "status", "meaning"), rows)
 
 
 def metrics() -> str:
@@ -266,10 +301,10 @@ def api() -> str:
         homes.setdefault(lgov_core._HOMES[name], []).append(name)
     parts: list[str] = []
     for home, names in sorted(homes.items()):
-        parts += [f"## {home}", *(f"::: {home}.{name}" for name in names)]
+        parts += [f"### {home}", *(f"::: {home}.{name}" for name in names)]
     for package in ADAPTERS:
         module = import_module(package)
-        parts += [f"## {package}", *(f"::: {_module_of(module, name)}.{name}" for name in module.__all__)]
+        parts += [f"### {package}", *(f"::: {_module_of(module, name)}.{name}" for name in module.__all__)]
     return "\n\n".join(parts)
 
 

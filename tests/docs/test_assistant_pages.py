@@ -28,7 +28,7 @@ def clerk(body: Mapping[str, Any]) -> ScriptedReply | str:
 
 def test_the_skill_puts_an_agent_under_policy(tmp_path: Path) -> None:
     pytest.importorskip("openai")
-    files, _ = read_page(ROOT / "docs/start/openai.md", {})
+    files, _ = read_page(f"{ROOT}/docs/start/quickstart.md#Five steps", tab="openai client")
     (tmp_path / "agent.py").write_text(files["agent.py"])
     with ScriptedModelServer(clerk) as model:
         printed = follow(SKILL, tmp_path, {"OPENAI_BASE_URL": model.base_url, "OPENAI_API_KEY": "none"})

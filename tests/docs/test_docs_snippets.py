@@ -24,6 +24,7 @@ from lgov_core.commands import cli
 from lgov_core.train.settings import load_train_settings
 from lgov_core.types import Action, Effect, Point
 from tests.confine.conftest import why_not
+from tests.docs.page_runner import page_text
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -92,7 +93,7 @@ def test_a_yaml_file_loads_as_what_it_is(text: str, tmp_path: Path) -> None:
         done = CliRunner().invoke(cli, ["policy", "check", str(tmp_path / "file.yaml")])
         assert done.exit_code == 0, done.output
     elif document.keys() & {"model", "training", "runtime", "verl", "prompt"}:
-        page = (ROOT / "docs/how-to/your-own-algorithm.md").read_text()
+        page = page_text(f"{ROOT}/docs/how-to/algorithms.md#Your own algorithm")
         (tmp_path / "my_algo.py").write_text(BLOCK.search(page)[3])  # type: ignore[index]
         load_train_settings(tmp_path / "file.yaml")
 
@@ -109,12 +110,11 @@ def test_data_can_be_parsed(text: str) -> None:
 #: Programs that no other test runs: the page, the place of the block among its Python blocks.
 RUN = {
     "README.md": (0,),
-    "docs/concepts/store.md": (0,),
     "docs/how-to/audit.md": (0,),
     "docs/how-to/confinement.md": (0,),
     "docs/how-to/policies.md": (0,),
-    "docs/how-to/tracing.md": (0, 1, 2),
-    "docs/reference/policy-files.md": (0,),
+    "docs/how-to/tracing.md": (0, 2, 3, 4),
+    "docs/reference/policies.md": (0,),
 }
 
 
@@ -133,7 +133,7 @@ def test_a_program_runs(page: str, place: int, tmp_path: Path, monkeypatch: pyte
     exec(compile(programs[place].replace("/mnt/elsewhere", str(tmp_path)), page, "exec"), names)
     if page == "docs/how-to/confinement.md":
         assert (names["done"].exit_code, names["done"].result.strip()) == (0, "42")
-    if page == "docs/reference/policy-files.md":
+    if page == "docs/reference/policies.md":
         judged = names["lgov_policies"]()["office_hours"](opens=0, closes=24).judge(Action(Point.PRE_TOOL_CALL, "x"))
         assert judged.effect is Effect.ALLOW
 
@@ -143,8 +143,7 @@ def test_a_page_with_programs_is_named_by_a_test() -> None:
     pages = {str(path.relative_to(ROOT)) for path in PAGES if "```python" in path.read_text()}
     #: Parts of programs that other tests run whole: the test of each.
     elsewhere = {
-        "docs/how-to/client.md": "tests/pair/test_skill_document.py",
         "docs/how-to/scale.md": "tests/pair/test_skill_document.py",
-        "docs/how-to/training.md": "tests/train/test_agents.py",
+        "docs/how-to/training.md": "tests/pair/test_skill_document.py",
     }
     assert [page for page in pages if page not in tests and not (ROOT / elsewhere.get(page, "-")).exists()] == []

@@ -46,3 +46,8 @@ def test_the_readme_is_short() -> None:
 def test_the_site_draws_nothing_with_a_script_from_elsewhere() -> None:
     """The site's theme loads Mermaid from a public server; the site works without one."""
     assert [path.name for path in (ROOT / "docs").rglob("*.md") if "```mermaid" in path.read_text("utf-8")] == []
+
+
+def test_the_pages_can_be_read() -> None:
+    pages = list((ROOT / "docs").rglob("*.md"))
+    assert len(pages) <= 34

@@ -35,7 +35,7 @@ def desk(body: Mapping[str, Any]) -> ScriptedReply | str:
 def in_shop(tmp_path: Path) -> Callable[[str], list[str]]:
     """Follows a page beside the agent of the openai quickstart."""
     pytest.importorskip("openai")
-    files, _ = read_page(ROOT / "docs/start/openai.md", {})
+    files, _ = read_page(f"{ROOT}/docs/start/quickstart.md#Five steps", tab="openai client")
     for name in ("agent.py", "policy.yaml"):
         (tmp_path / name).write_text(files[name])
 
@@ -48,7 +48,7 @@ def in_shop(tmp_path: Path) -> Callable[[str], list[str]]:
 
 
 def test_a_call_is_approved_as_the_page_says(in_shop: Callable[[str], list[str]]) -> None:
-    assert ["PAID" in one for one in in_shop("docs/how-to/approve-calls.md")] == [False, False, True, False]
+    assert ["PAID" in one for one in in_shop("docs/how-to/approvals.md")] == [False, False, True, False]
 
 
 def mailer(body: Mapping[str, Any]) -> ScriptedReply | str:
@@ -85,21 +85,27 @@ with TestClient(app) as client:
 
 
 def test_a_test_asks_for_decisions_as_the_page_says(in_shop: Callable[[str], list[str]]) -> None:
-    in_shop("docs/how-to/test-agents.md")
+    in_shop("docs/how-to/test-a-policy.md#Test an agent under its policy")
 
 
 def test_shadow_mode_is_left_as_the_page_says(in_shop: Callable[[str], list[str]]) -> None:
-    assert ["PAID" in one for one in in_shop("docs/how-to/shadow-mode.md")] == [True, False, False, False, False]
+    assert ["PAID" in one for one in in_shop("docs/how-to/test-a-policy.md#From shadow mode to enforcement")] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_a_program_of_agentmesh_runs_as_the_page_says(tmp_path: Path) -> None:
-    follow(ROOT / "docs/how-to/migrate.md", tmp_path, {})
+    follow(ROOT / "docs/reference/rl-governance.md#From agentmesh-lightning and agent-os", tmp_path, {})
 
 
 def test_a_migrated_agent_returns_its_rewards_by_name() -> None:
     pytest.importorskip("openai")
     names: dict[str, Any] = {"__name__": "migrated"}
-    files, _ = read_page(ROOT / "docs/how-to/migrate.md", {})
+    files, _ = read_page(ROOT / "docs/reference/rl-governance.md", {})
     exec(files["migrated.py"], names)
     with ScriptedModelServer(["4?", "5"]) as model:
         resource, task = SimpleNamespace(model_api=model.base_url), SimpleNamespace(question="2 + 3?", answer="5")
@@ -107,22 +113,23 @@ def test_a_migrated_agent_returns_its_rewards_by_name() -> None:
 
 
 def test_a_framework_is_added_as_the_page_says(tmp_path: Path) -> None:
-    files, _ = read_page(ROOT / "docs/how-to/add-a-framework.md", {})
+    page = ROOT / "docs/how-to/other-frameworks.md#Add a framework"
+    files, _ = read_page(page)
     points = tomllib.loads(files["pyproject.toml"])["project"]["entry-points"]["lgov"]
     for name in ("workbench", "lgov_workbench"):
         info = tmp_path / f"{name}-1.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[lgov]\n" + "".join(f"{key} = {value}\n" for key, value in points.items()))
-    follow(
-        ROOT / "docs/how-to/add-a-framework.md", tmp_path, {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    )
+    follow(page, tmp_path, {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])})
 
 
 def test_only_the_chosen_agent_is_trained(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("openai")
-    follow(ROOT / "docs/how-to/selective-training.md", tmp_path, {"LGOV_CACHE": str(tmp_path / "cache")})
+    follow(
+        ROOT / "docs/how-to/training.md#Train some of several agents", tmp_path, {"LGOV_CACHE": str(tmp_path / "cache")}
+    )
     with closing(open_store(tmp_path / "runs/team/store.sqlite")) as store:
         assert {one.agent for one in store.calls()} == {"writer", "checker"}
     pytest.importorskip("pyarrow")
@@ -134,7 +141,7 @@ def test_only_the_chosen_agent_is_trained(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["cpu.yaml", "gpu.yaml", "cluster.yaml"])
 def test_each_place_has_settings_that_load(name: str, tmp_path: Path) -> None:
-    files, _ = read_page(ROOT / "docs/how-to/where-to-train.md", {})
+    files, _ = read_page(ROOT / "docs/how-to/scale.md", {})
     (tmp_path / name).write_text(files[name])
     settings = load_train_settings(tmp_path / name, environ={})
     assert settings.model.name

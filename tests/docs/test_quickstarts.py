@@ -11,14 +11,19 @@ from click.testing import CliRunner
 
 from lgov_core.commands import cli
 from lgov_core.testing import ScriptedModelServer, call
-from tests.docs.page_runner import follow, read_page
+from tests.docs.page_runner import follow, page_text, read_page
 
 ROOT = Path(__file__).parents[2]
-MODULES = {
-    "docs/start/langchain.md": "langchain",
-    "docs/start/autogen.md": "autogen_agentchat",
-    "docs/start/openai-agents.md": "agents",
-    "docs/start/openai.md": "openai",
+PAGE = ROOT / "docs/start/quickstart.md"
+STEPS = f"{PAGE}#Five steps"
+BASE_URL = f"{PAGE}#Only a base URL"
+TRAINING = ROOT / "docs/start/first-training.md"
+#: The tabs of the page: the module of each, and the name of its framework for the command line.
+TABS = {
+    "LangChain": ("langchain", "langchain"),
+    "AutoGen": ("autogen_agentchat", "autogen"),
+    "OpenAI Agents SDK": ("agents", "openai-agents"),
+    "openai client": ("openai", "openai"),
 }
 REFUND = [
     call("read_order", number=7),
@@ -29,14 +34,19 @@ REFUND = [
 QUIET = {"PYTHONWARNINGS": "ignore:Resolved model mismatch"}
 
 
-@pytest.mark.parametrize("page", MODULES)
-def test_an_agent_is_put_under_policy_as_written(page: str, tmp_path: Path) -> None:
-    pytest.importorskip(MODULES[page])
+@pytest.mark.parametrize("tab", TABS)
+def test_an_agent_is_put_under_policy_as_written(tab: str, tmp_path: Path) -> None:
+    pytest.importorskip(TABS[tab][0])
     with ScriptedModelServer(REFUND) as model:
         environment = {"OPENAI_BASE_URL": model.base_url, "OPENAI_API_KEY": "none", **QUIET}
-        printed = follow(ROOT / page, tmp_path, environment)
+        printed = follow(STEPS, tmp_path, environment, tab=tab)
         assert "a person decides on refunds" in str(model.requests[2].body), "the model reads why"
     assert "PAID" not in printed[0]
+
+
+def test_the_page_begins_with_what_its_steps_print() -> None:
+    _, steps = read_page(STEPS)
+    assert read_page(PAGE)[1][0] == steps[0]
 
 
 def test_a_program_with_a_base_url_is_recorded_as_written(tmp_path: Path) -> None:
@@ -46,33 +56,33 @@ def test_a_program_with_a_base_url_is_recorded_as_written(tmp_path: Path) -> Non
     with ScriptedModelServer(["Jupiter."]) as model:
         replace = {"https://api.openai.com/v1": model.base_url, "127.0.0.1:8321": f"127.0.0.1:{port}"}
         environment = {"OPENAI_API_KEY": "none", "LGOV_PORT": str(port)}
-        follow(ROOT / "docs/start/base-url.md", tmp_path, environment, replace)
+        follow(BASE_URL, tmp_path, environment, replace)
 
 
 def test_a_first_training_learns_as_written(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("openai")
-    files, _ = read_page(ROOT / "docs/start/first-training.md", {})
+    files, _ = read_page(TRAINING)
     example = ROOT / "examples/07_first_training"
     assert files == {name: (example / name).read_text() for name in files}, "the page is the example"
-    (printed,) = follow(ROOT / "docs/start/first-training.md", tmp_path, {"LGOV_CACHE": str(tmp_path / "cache")})
+    (printed,) = follow(TRAINING, tmp_path, {"LGOV_CACHE": str(tmp_path / "cache")})
     first, last = map(float, re.findall(r"10 updates, training reward ([\d.]+) -> ([\d.]+)", printed)[0])
     assert last > first + 0.05
 
 
-@pytest.mark.parametrize("page", [*MODULES, "docs/start/base-url.md", "docs/start/first-training.md"])
-def test_a_reader_types_five_things(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
+@pytest.mark.parametrize(("page", "tab"), [*((STEPS, tab) for tab in TABS), (BASE_URL, None), (TRAINING, None)])
+def test_a_reader_types_five_things(page: Path | str, tab: str | None) -> None:
+    text = page_text(page, tab)
     assert [line[:4] for line in text.splitlines() if line.startswith("**")] == [f"**{n}." for n in range(1, 6)]
-    files, steps = read_page(ROOT / page, {})
-    assert len(files) + len(steps) + text.count("pip install") == 5
+    files, steps = read_page(page, tab=tab)
+    assert len(files) + len(steps) + text.count("\npip install") == 5
     assert all(len(step.commands.splitlines()) == 1 for step in steps)
 
 
-@pytest.mark.parametrize("page", MODULES)
-def test_without_a_key_the_files_are_written(page: str, tmp_path: Path) -> None:
-    found = re.findall(r"`lgov (init --framework \S+)`", (ROOT / page).read_text(encoding="utf-8"))
-    assert found == [f"init --framework {Path(page).stem}"]
+@pytest.mark.parametrize("tab", TABS)
+def test_without_a_key_the_files_are_written(tab: str, tmp_path: Path) -> None:
+    found = re.findall(r"`lgov (init --framework \S+)`", page_text(STEPS, tab))
+    assert found == [f"init --framework {TABS[tab][1]}"]
     done = CliRunner().invoke(cli, [*found[0].split(), str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert {"agent.py", "policy.yaml"} <= {path.name for path in tmp_path.iterdir()}

@@ -1,4 +1,4 @@
-"""The commands of evidence work, and docs/evidence/results.md says what their committed results say."""
+"""The commands of evidence work, and the pages of results say what their committed results say."""
 
 from __future__ import annotations
 
@@ -182,7 +182,9 @@ for name, family in FAMILIES.items():
 def test_the_page_shows_the_committed_results() -> None:
     same = "import page; text = page.PAGE.read_text(encoding='utf-8'); print(page.filled(text) == text)"
     assert inside(same).strip() == "True", "python evidence/main.py page"
-    text = (ROOT / "docs/evidence/results.md").read_text(encoding="utf-8")
+    same = "import page; text = page.SHORT_PAGE.read_text(encoding='utf-8'); print(page.with_overview(text) == text)"
+    assert inside(same).strip() == "True", "python evidence/main.py page"
+    text = (ROOT / "evidence/results/README.md").read_text(encoding="utf-8")
     for name in EVERY:
         assert f"<!-- results: {name} -->" in text
 

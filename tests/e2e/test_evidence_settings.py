@@ -405,7 +405,7 @@ def test_a_private_file_that_is_found_is_seen_whatever_was_searched_for(inside: 
 
 
 def test_a_wrong_number_or_condition_often_has_the_right_result(inside: None, tmp_path: Path) -> None:
-    # docs/evidence/results.md says so, with these shares.
+    # evidence/results/README.md says so, with these shares.
     from settings.sql.tasks import NUMBERS, VALUES, Question, build_database, draw_task, run_query
 
     trained = [number for number in NUMBERS if number % 7 not in VALUES]
@@ -429,7 +429,7 @@ def test_a_wrong_number_or_condition_often_has_the_right_result(inside: None, tm
 
 
 def test_the_log_seldom_shows_what_is_held_out(inside: None, tmp_path: Path) -> None:
-    # docs/evidence/results.md says so: some of the log's mistakes are held-out forms of other questions.
+    # evidence/results/README.md says so: some of the log's mistakes are held-out forms of other questions.
     from settings.known import SETTINGS
     from settings.maths import tasks as maths
     from settings.retrieval import tasks as retrieval

@@ -1,6 +1,6 @@
 """The files that run between a model's reply and the permitted act, and the page that shows them.
 
-``python -m tests.governor.act_path --write`` puts the list into docs/concepts/act-path.md.
+``python -m tests.governor.act_path --write`` puts the list into ARCHITECTURE.md.
 
 The adapter is AutoGen's: of the adapters that call the tool themselves it has the fewest files there.
 """
@@ -63,7 +63,7 @@ LOADED: Final[Mapping[str, str]] = {
     "lgov_autogen.messages": "messages of model calls",
 }
 
-PAGE: Final = Path("docs/concepts/act-path.md")
+PAGE: Final = Path("ARCHITECTURE.md")
 _BEGIN, _END = "<!-- the list: python -m tests.governor.act_path --write -->\n", "<!-- the end of the list -->\n"
 
 

@@ -1,4 +1,4 @@
-"""Between a model's reply and the permitted act run exactly the files of one list; docs/concepts/act-path.md shows it."""
+"""Between a model's reply and the permitted act run exactly the files of one list; ARCHITECTURE.md shows it."""
 
 from __future__ import annotations
 

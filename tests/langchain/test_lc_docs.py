@@ -1,4 +1,4 @@
-"""What docs/how-to/langchain.md and the example say holds: each snippet is run, and governs."""
+"""What docs/how-to/frameworks.md and the example say holds: each snippet is run, and governs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from langchain_core.tools import tool
 from scripted import ModelServer, calls, says
 
 from lgov_langchain import uninstrument
+from tests.docs.page_runner import page_text
 
 ROOT = Path(__file__).parents[2]
 POLICY = """
@@ -28,7 +29,9 @@ rules:
 
 
 def snippets() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/how-to/langchain.md").read_text(), re.M | re.S)
+    return re.findall(
+        r"^```python\n(.*?)^```", page_text(f"{ROOT}/docs/how-to/frameworks.md#LangChain and LangGraph"), re.M | re.S
+    )
 
 
 @pytest.fixture

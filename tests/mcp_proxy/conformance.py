@@ -3,7 +3,7 @@
 ``npm install @modelcontextprotocol/conformance`` in a FOLDER (Node.js 22), then ``python -m tests.mcp_proxy.conformance
 FOLDER [--node PROGRAM]``. The server scenarios drive `everything_server` directly, and through ``lgov mcp --url``; the
 client scenarios are driven by a client of the official SDK, directly, and through ``lgov mcp --url`` on standard input. It
-ends with 1 if the results differ; ``--write`` puts the table into docs/how-to/mcp.md.
+ends with 1 if the results differ; ``--write`` puts the table into docs/how-to/coding-agents.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mcp.types import ElicitResult
 from tests.mcp_proxy.proxied import EVERYTHING, LGOV, connected, environment, serving
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/how-to/mcp.md"
+PAGE = ROOT / "docs/how-to/coding-agents.md"
 CLIENT_SCENARIOS = ("initialize", "tools_call", "elicitation-sep1034-client-defaults", "sse-retry")
 CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "tools_call": ("add_numbers", {"a": 5, "b": 3}),

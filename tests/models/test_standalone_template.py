@@ -19,6 +19,7 @@ from transformers import AutoTokenizer
 from lgov_core.models import LanguageModel, build_tiny, load_model
 from lgov_core.models.language_model import CHATML_TEMPLATE, TURN_TEMPLATE
 from lgov_core.models.tool_formats import TOOL_FORMATS
+from tests.docs.page_runner import page_text
 
 #: Of users and the model only, one after the other, without a system text (as Gemma's).
 STRICT = (
@@ -195,7 +196,7 @@ def test_the_program_of_the_page_runs(
     ours = MODELS["turns", "compact"]
     ours.save(tmp_path / "model")
     ours.export_tokenizer(tmp_path / "model")
-    page = (Path(__file__).parents[2] / "docs/how-to/serve-your-model.md").read_text()
+    page = page_text(f"{Path(__file__).parents[2]}/docs/how-to/training.md#Serve your model")
     (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     exec(program, {})

@@ -1,4 +1,4 @@
-"""What docs/how-to/openai.md and the example say holds: each snippet is run."""
+"""What docs/how-to/frameworks.md and the example say holds: each snippet is run."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from lgov_core.audit.verify import verify
 from lgov_core.testing import ScriptedModelServer
 from lgov_openai import uninstrument
 from tests.cells import asks, says
+from tests.docs.page_runner import page_text
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "04_plain_openai"
@@ -30,8 +31,8 @@ rules:
 """
 
 
-def snippets(path: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", path.read_text(), re.M | re.S)
+def snippets(place: Path | str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page_text(place), re.M | re.S)
 
 
 def answer(client: openai.OpenAI) -> str | None:
@@ -42,7 +43,7 @@ def answer(client: openai.OpenAI) -> str | None:
 def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "policy.yaml").write_text(POLICY)
-    instrumented, governed = snippets(ROOT / "docs/how-to/openai.md")
+    instrumented, governed = snippets(f"{ROOT}/docs/how-to/frameworks.md#Plain openai")
     (example,) = snippets(EXAMPLE / "README.md")
     asked = asks(("c1", "erase", {"path": "x"}))
     with ScriptedModelServer([asked, says("one"), asked, says("two"), asked, says("three")]) as server:

@@ -1,4 +1,4 @@
-"""What docs/how-to/openai-agents.md and the example say holds: each snippet is run, and so is the example."""
+"""What docs/how-to/frameworks.md and the example say holds: each snippet is run, and so is the example."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from cells_agents import chat_model, run
 from lgov_core.audit.verify import verify
 from lgov_core.testing import ScriptedModelServer
 from lgov_openai_agents import uninstrument
+from tests.docs.page_runner import page_text
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "03_openai_agents"
@@ -33,7 +34,7 @@ rules:
 def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "policy.yaml").write_text(POLICY)
-    text = (ROOT / "docs/how-to/openai-agents.md").read_text()
+    text = page_text(f"{ROOT}/docs/how-to/frameworks.md#OpenAI Agents SDK")
     instrumented, one_line, nested, parts = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
     erased: list[str] = []
 

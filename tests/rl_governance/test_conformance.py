@@ -418,5 +418,5 @@ def test_what_lgov_does_not_take_over_is_not_lost_in_silence(tmp_path: Path) -> 
     lines = [line for line in done.stderr.splitlines() if "emit_reward" in line or line.startswith("AttributeError")]
     assert lines == [
         "emit_reward(0.1) is not used: with lgov the agent returns its reward, or several by name",
-        "AttributeError: lgov has no agentlightning.rollout; docs/how-to/migrate.md lists what replaces it",
+        "AttributeError: lgov has no agentlightning.rollout; docs/reference/rl-governance.md lists what replaces it",
     ]

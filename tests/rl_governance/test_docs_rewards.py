@@ -1,4 +1,4 @@
-"""What docs/how-to/rewards.md and docs/how-to/plugins.md say holds: every block runs, every hook and name is there."""
+"""What docs/how-to/rewards.md and docs/how-to/other-frameworks.md say holds: every block runs, every hook and name is there."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from lgov_core.reward import AirRules
 from lgov_core.scope import RolloutScope
 from lgov_core.transitions import SCHEMES, CreditRules, TransitionSet
 from lgov_core.types import Action, Point, Reward, ToolOutcome
+from tests.docs.page_runner import page_text
 
 ROOT = Path(__file__).parents[2]
 REWARDS = (ROOT / "docs/how-to/rewards.md").read_text(encoding="utf-8")
-PLUGINS = (ROOT / "docs/how-to/plugins.md").read_text(encoding="utf-8")
+PLUGINS = page_text(f"{ROOT}/docs/how-to/other-frameworks.md#Write a plugin")
 
 
 def blocks(language: str) -> list[str]:

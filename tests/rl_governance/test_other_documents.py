@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("gymnasium", reason="needs the extra gym")
 import lgov_core
 from lgov_core.runner import GovernedRollout
+from tests.docs.page_runner import page_text
 from tests.rl_governance.tutorial_code import ALL_TABLES, DROP_STEP, Database, run
 
 README_CONFIG = """
@@ -89,7 +90,9 @@ def test_the_pull_requests_kernel_and_runner(names: dict[str, Any], database: Da
 
 
 def test_the_rewards_for_training_of_our_own_page(scored: dict[str, Any], database: Database) -> None:
-    page = (Path(__file__).parents[2] / "docs/reference/requirements.md").read_text(encoding="utf-8")
+    page = page_text(
+        f"{Path(__file__).parents[2]}/docs/reference/rl-governance.md#Beyond the documents: rewards for real training"
+    )
     (code,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
     failed = GovernedRollout("task", None, False)
     scored |= {"task_reward": lambda rollout: float(rollout.success)}

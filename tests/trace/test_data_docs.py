@@ -47,7 +47,7 @@ def section(title: str) -> str:
 
 
 def first_column(title: str) -> list[str]:
-    rows = re.findall(r"^\| (`.*?) \|", section(title), re.M)
+    rows = re.findall(r"^\| ?(`.*?) ?\|", section(title), re.M)
     return [name for row in rows for name in re.findall(r"`([\w.]+)`", row)]
 
 

@@ -30,12 +30,13 @@ from lgov_core.train.layout.rows import make_rows  # noqa: E402
 from lgov_core.train.loop.run_files import read_batch, read_metrics, train_lines  # noqa: E402
 from lgov_core.train.settings import load_train_settings  # noqa: E402
 from lgov_core.transitions import TransitionSet, assign_credit  # noqa: E402
+from tests.docs.page_runner import page_text  # noqa: E402
 from tests.pair.conftest import SMALL  # noqa: E402
 from tests.pair.pair_agents import ask  # noqa: E402
 from tests.train.tabular import BANDIT, Table  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/how-to/your-own-algorithm.md").read_text(encoding="utf-8")
+PAGE = page_text(f"{ROOT}/docs/how-to/algorithms.md#Your own algorithm")
 PROGRAM = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
 CONFIG = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)[0]
 TASKS = [{"question": f"task {number}"} for number in range(4)]

@@ -5,7 +5,7 @@ Formulas are those of the papers where a rollout is one model call. For rollouts
 return from each call on (``scheme="return_to_go"``), which is the same number for one call; every other scheme can be chosen.
 G rollouts of one task are a group, R their returns, g the returns from a turn on, r the ratio, A the advantage. The KL to the
 reference enters the loss (k3), not the rewards, for every algorithm that has one.
-Which is biased, and what to use when: docs/concepts/updates.md.
+Which is biased, and what to use when: docs/how-to/algorithms.md.
 
 A run is a function of a `lgov_core.train.settings.TrainingJob` that is found by its name (`find_run`) and imported when it
 is called. It returns figures as JSON values, and raises `LgovError` for what cannot be done.
@@ -42,7 +42,7 @@ MOST_MOVED: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class UpdateConfig:
-    """Settings of the update. The defaults held on every seed tried; docs/evidence/measurements.md has those that collapsed.
+    """Settings of the update. The defaults held on every seed tried; docs/how-to/algorithms.md has those that collapsed.
 
     **Loss.** ``loss`` is its form: ``clip`` (PPO's), ``sequence`` (GSPO's ratio of a whole call), ``cispo`` or ``plain`` (no
     ratio); formulas in `lgov_core.train.algorithms.losses`; or a function of the same tensors that gives a `PolicyLoss`.

@@ -1,6 +1,6 @@
 """One self-contained HTML file of a window: for a pull request, without a server and without a network.
 
-The page's modules are joined into one script; they are written so that they can be (docs/reference/window-api.md, "The exported
+The page's modules are joined into one script; they are written so that they can be (API.md, "The exported
 file"): imports and exports stand at the beginning of a statement, and nothing imports in a circle.
 """
 

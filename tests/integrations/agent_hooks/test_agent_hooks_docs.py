@@ -1,4 +1,4 @@
-"""The programs in docs/how-to/agent-hooks.md run, and its table is that of the tests."""
+"""The programs in docs/how-to/other-frameworks.md run, and its table is that of the tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from test_hooks_conformance import APPLICABLE, RUNS, SKIPPED, VECTORS
 
-TEXT = (Path(__file__).parents[3] / "docs/how-to/agent-hooks.md").read_text(encoding="utf-8")
+from tests.docs.page_runner import page_text
+
+TEXT = page_text(f"{Path(__file__).parents[3]}/docs/how-to/other-frameworks.md#AGENT-HOOKS")
 
 
 def blocks(language: str) -> list[str]:
@@ -22,7 +24,7 @@ def test_the_programs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     programs = blocks("python")
     assert len(programs) == 2
     for number, program in enumerate(programs):
-        exec(compile(program, f"docs/how-to/agent-hooks.md, program {number}", "exec"), {"__name__": "__main__"})
+        exec(compile(program, f"docs/how-to/other-frameworks.md, program {number}", "exec"), {"__name__": "__main__"})
     assert (tmp_path / "audit.db").exists()
 
 

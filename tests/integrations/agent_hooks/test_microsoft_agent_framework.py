@@ -12,6 +12,7 @@ import pytest
 
 from lgov_core.audit.verify import verify
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
+from tests.docs.page_runner import page_text
 from tests.peers import PeerUnavailable, peer_python, run_there
 from tests.slow import slow
 
@@ -114,7 +115,7 @@ def test_tokens_reach_the_policies(run: Run) -> None:
 
 
 def test_the_line_in_the_document_governs(python: Path, tmp_path: Path) -> None:
-    text = (Path(__file__).parents[3] / "docs/how-to/agent-hooks.md").read_text(encoding="utf-8")
+    text = page_text(f"{Path(__file__).parents[3]}/docs/how-to/other-frameworks.md#AGENT-HOOKS")
     (program,) = re.findall(r"^```py\n(.*?)^```", text, re.M | re.S)
     (policy,) = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
     (tmp_path / "policy.yaml").write_text(policy)
