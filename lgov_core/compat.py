@@ -66,7 +66,9 @@ class _Renamed(ModuleType):
                 module = importlib.import_module(f"lgov_core{source}")
                 if hasattr(module, name):
                     return getattr(module, name)
-        raise AttributeError(f"lgov has no {self.__name__}.{name}; docs/reference/rl-governance.md lists what replaces it")
+        raise AttributeError(
+            f"lgov has no {self.__name__}.{name}; docs/reference/rl-governance.md lists what replaces it"
+        )
 
 
 def emit_reward(reward: float | Mapping[str, float], **_details: Any) -> None:
