@@ -101,6 +101,37 @@ def test_a_forked_child_goes_on_with_a_chain_of_its_own(tmp_path: Path) -> None:
     assert done.stdout == "done\n", done.stderr
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_processes_that_write_one_signed_record_at_once_lose_no_entry(tmp_path: Path) -> None:
+    code = """
+        import multiprocessing, sys
+        from pathlib import Path
+        from lgov_core.audit import AuditLog, make_key
+        from lgov_core.types import Action, Decision, Effect, Point
+        path, key, processes = sys.argv[1], make_key(Path(sys.argv[2])), 24
+        fork = multiprocessing.get_context("fork")
+        start = fork.Barrier(processes)
+        def write(number):
+            with AuditLog(path, signer=key, sign_every=4, busy_timeout_s=30) as log:
+                start.wait(30)
+                for i in range(10):
+                    log.commit(Action(Point.PRE_TOOL_CALL, f"tool{i}", agent=str(number)), Decision(Effect.ALLOW, "p"))
+        children = [fork.Process(target=write, args=(number,)) for number in range(processes)]
+        for child in children: child.start()
+        for child in children: child.join()
+        print([child.exitcode for child in children], key.public.hex())
+    """
+    path = tmp_path / "audit.sqlite"
+    done = in_child(code, path, tmp_path / "audit.key")
+    codes, _, public = done.stdout.rpartition(" ")
+    assert codes == str([0] * 24), done.stderr
+    report = verify(path, key=public.strip(), require_signed=True)
+    assert (report.ok, report.problem, report.entries, report.writers) == (True, None, 240, 24)
+    with AuditLog(path, signer=None) as log:
+        written = [(entry.agent, entry.name) for entry in log.entries()]
+    assert sorted(written) == sorted((str(number), f"tool{i}") for number in range(24) for i in range(10))
+
+
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("record") / "audit.sqlite"
