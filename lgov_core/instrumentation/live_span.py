@@ -188,18 +188,18 @@ class LiveSpan:
         self._otel: Any = None
         #: Without a tracer provider at the outermost span: the trace of that span and those below it, and its flags; empty
         #: where OpenTelemetry has no SDK either, so that its context is left alone.
-        self._unrecorded: tuple[int, Any] | tuple[()] | None = None
+        self._unrecorded: tuple[int, Any] | tuple[()] | None = (
+            parent._unrecorded if parent is not None and observer.exports_spans else None
+        )
         self.span_id = new_span_id()
         self.trace_id: str | None = None
-        if observer.exports_spans:
-            self._unrecorded = parent._unrecorded if parent is not None else None
-            if self._unrecorded is None and (api := sys.modules.get("opentelemetry.trace")) is not None:
-                # Under the current span the context is left as it is: the program may have opened spans of its own inside.
-                above = parent._otel if parent is not None and parent is not _CURRENT.get() else None
-                begun = begin_otel_span(
-                    api, self.title, operation, self.started_at, above, (self.span_id, _RANDOM.getrandbits(128) | 1)
-                )
-                self._otel, self._unrecorded, self.span_id, self.trace_id = begun
+        api = sys.modules.get("opentelemetry.trace") if observer.exports_spans else None
+        if api is not None and self._unrecorded is None:
+            # Under the current span the context is left as it is: the program may have opened spans of its own inside.
+            above = parent._otel if parent is not None and parent is not _CURRENT.get() else None
+            ids = self.span_id, _RANDOM.getrandbits(128) | 1
+            begun = begin_otel_span(api, self.title, operation, self.started_at, above, ids)
+            self._otel, self._unrecorded, self.span_id, self.trace_id = begun
         self.parent_id = parent.span_id if parent is not None else None
         self.run_id: str = parent.run_id if parent is not None else self.span_id
         if attributes:
@@ -210,14 +210,9 @@ class LiveSpan:
 
     def attach_otel(self) -> Any:
         """Makes it OpenTelemetry's current span; returns the token for `detach_otel_span`, or None."""
-        if self._otel is None and not self._unrecorded:
-            return None
-        api = sys.modules.get("opentelemetry.trace")
-        if api is None:
-            return None
         if self._otel is None and self._unrecorded:
-            self._otel = unrecorded_span(api, self.span_id, self._unrecorded)
-        return attach_otel_span(api, self._otel)
+            self._otel = unrecorded_span(sys.modules["opentelemetry.trace"], self.span_id, self._unrecorded)
+        return None if self._otel is None else attach_otel_span(self._otel)
 
     @property
     def title(self) -> str:

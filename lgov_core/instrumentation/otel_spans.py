@@ -75,8 +75,9 @@ def _tracer(api: Any) -> Any:
     return api.get_tracer("lgov")
 
 
-def attach_otel_span(api: Any, otel: Any) -> Any:
+def attach_otel_span(otel: Any) -> Any:
     """Makes ``otel`` the current span; returns the token for `detach`."""
+    api: Any = sys.modules["opentelemetry.trace"]
     return sys.modules["opentelemetry.context"].attach(api.set_span_in_context(otel))
 
 

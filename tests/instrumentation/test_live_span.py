@@ -34,6 +34,7 @@ from lgov_core.instrumentation.live_span import (
 from lgov_core.instrumentation.otel_spans import CONTENT_VARIABLE
 from lgov_core.scope import RolloutScope, carry_into_threads, enter_scope
 from lgov_core.trace import semconv
+from lgov_core.trace.otlp_spans import nanoseconds
 from lgov_core.types import Action, Decision, Effect, Point
 from tests.cells import Seen, live_span
 
@@ -87,8 +88,12 @@ def test_a_span_ends_once_and_an_abandoned_one_has_no_end(governor: Governor, se
     span.end("denied")
     span.end()
     span.abandon()
-    LiveSpan(governor, semconv.CHAT, "n").abandon()
+    other = LiveSpan(governor, semconv.CHAT, "n")
+    other.abandon()
+    other.abandon()
+    other.end()
     ended, abandoned = seen.spans
+    assert (ended.name, abandoned.name, other.ended) == ("chat m", "chat n", True)
     assert ended.attributes[semconv.ERROR_TYPE] == "denied"
     assert abandoned.ended_at is None
 
@@ -148,6 +153,18 @@ def test_an_id_is_sixteen_hex_digits() -> None:
     assert len(ids) == 200
     assert {len(span_id) for span_id in ids} == {16}
     assert set("".join(ids)) <= set("0123456789abcdef")
+
+
+def test_a_forked_process_draws_ids_of_its_own() -> None:
+    def check() -> None:
+        with os.fdopen(writing, "w") as pipe:
+            pipe.write(new_span_id())
+
+    reading, writing = os.pipe()
+    in_a_fork(check)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        assert pipe.read() != new_span_id()
 
 
 def test_a_parent_that_is_given_comes_before_the_current_span(governor: Governor) -> None:
@@ -396,8 +413,10 @@ def test_a_span_is_one_of_the_programs_and_stands_between_its_spans(
     assert dict(exported["execute_tool t"].attributes) == expected
     ours = seen.spans[-2]
     assert (ours.name, ours.attributes[semconv.TOOL_ARGUMENTS]) == ("execute_tool t", "secret")
-    assert abs(exported["execute_tool t"].start_time / 1e9 - ours.started_at) < 1e-3
-    assert abs(exported["execute_tool t"].end_time / 1e9 - (ours.ended_at or 0)) < 1e-3
+    times = exported["execute_tool t"].start_time, exported["execute_tool t"].end_time
+    assert times == (nanoseconds(ours.started_at), nanoseconds(ours.ended_at or 0))
+    kinds = {name: span.kind.name for name, span in exported.items() if name[:4] in ("chat", "exec")}
+    assert kinds == {"execute_tool t": "INTERNAL", **dict.fromkeys(("chat m", "chat n", "chat o"), "CLIENT")}
 
 
 def test_without_a_provider_spans_below_find_the_trace_and_nothing_is_recorded(
@@ -421,7 +440,34 @@ def test_without_a_provider_spans_below_find_the_trace_and_nothing_is_recorded(
                     assert trace.get_current_span().get_span_context().trace_id == context.trace_id
         assert not trace.get_current_span().get_span_context().is_valid
     assert len(set(traces)) == 2, "each run without a span of the program's is a trace of its own"
-    assert all(trace_id % 2 for trace_id in traces), "zero is no id"
+    for _ in range(30):
+        with live_span(governor, semconv.CHAT):
+            context = trace.get_current_span().get_span_context()
+            assert (context.is_valid, context.trace_id % 2) == (True, 1), "16 bytes, and never zero"
+
+
+def test_a_run_that_began_before_the_provider_was_set_is_not_exported(
+    provided: Callable[[Any], None], exporter: Any, governor: Governor
+) -> None:
+    from opentelemetry import trace
+
+    provider = trace.get_tracer_provider()
+    provided(None)
+    silent = Governor()
+    silent.exports_spans = False
+    with live_span(governor, semconv.INVOKE_AGENT, "a") as agent:
+        context = trace.get_current_span().get_span_context()
+        provided(provider)
+        assert LiveSpan(silent, semconv.CHAT, parent=agent).attach_otel() is None
+        tool = LiveSpan(governor, semconv.EXECUTE_TOOL, "t", parent=agent)
+        with tool.active():
+            unrecorded = trace.get_current_span()
+            assert unrecorded.get_span_context().trace_id == context.trace_id
+            with tool.active():
+                assert trace.get_current_span() is unrecorded, "a span is entered again as the one that it was"
+        assert tool.trace_id is None
+        tool.end()
+    assert exporter.get_finished_spans() == ()
 
 
 OTEL = """

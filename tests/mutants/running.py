@@ -38,8 +38,8 @@ Items: TypeAlias = dict[str, pytest.Item]
 #: Runs in a fork, calls what it gets with the name of each test as the test begins, and returns the fork's exit status.
 Work: TypeAlias = Callable[[Callable[[str], object]], int]
 
-#: A test has hung after so many seconds, and so many times what it takes without a mutant.
-_LIMIT_S, _SLOWER = 30.0, 8.0
+#: A test has hung after so many seconds, and so many times what it takes without a mutant, or this where that is not known.
+_LIMIT_S, _SLOWER, _UNKNOWN_S = 30.0, 8.0, 30.0
 #: So many forks run at once: most of their time tests wait.
 _AT_ONCE = 4
 _ARGUMENTS = (
@@ -138,7 +138,7 @@ def measured(
         for line, tests in tracer.get_data().contexts_by_lineno(path).items():
             for test in filter(None, tests):
                 lines.setdefault(test, {}).setdefault(file, []).append(line)
-    return {test: (seconds[test], lines[test]) for test in sorted(seconds.keys() & lines.keys())}
+    return {test: (seconds[test], lines.get(test, {})) for test in sorted(seconds)}
 
 
 # ---------------------------------------------------------------------- a mutant
@@ -274,7 +274,7 @@ class Trial:
             self.test, self._since = test, time.monotonic()
         if not process:
             run = self.tests.get(test)
-            if time.monotonic() - self._since < _LIMIT_S + _SLOWER * (run.seconds if run else 5.0):
+            if time.monotonic() - self._since < _LIMIT_S + _SLOWER * (run.seconds if run else _UNKNOWN_S):
                 return False
             self.stop()
             os.waitpid(self._process, 0)
