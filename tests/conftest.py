@@ -19,7 +19,7 @@ from lgov_core.policies.confinement import in_box
 if importlib.util.find_spec("hypothesis"):
     from hypothesis import settings
 
-    settings.register_profile("lgov", max_examples=100 if os.environ.get("LGOV_TEST_SLOW") else 50)
+    settings.register_profile("lgov", deadline=None, max_examples=100 if os.environ.get("LGOV_TEST_SLOW") else 50)
     settings.load_profile("lgov")
 
 # A shell that starts the tests in the background makes them ignore SIGINT, and every process they start would inherit that.

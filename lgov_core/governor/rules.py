@@ -136,20 +136,22 @@ class OrderedRules:
         self.default: Default = default
         self.shadow = shadow
         self.name = name
-        # Most rules name their tools in full, so the rules of a name are known before it comes.
-        self._others: dict[Point, tuple[Rule, ...]] = {}
-        self._of_tool: dict[tuple[Point, str], tuple[Rule, ...]] = {}
+        # Most rules name their tools in full, so the rules of a name are known before it comes; None is any other name.
+        self._named: dict[tuple[Point, str | None], tuple[Rule, ...]] = {}
         for point in Point:
-            at_point = [rule for rule in self.rules if point in rule.on]
-            by_glob = [rule for rule in at_point if point in rule.listens_at or any(map(_is_glob, rule.tools))]
-            self._others[point] = tuple(by_glob)
-            for tool in {tool for rule in at_point for tool in rule.tools if not _is_glob(tool)}:
-                rules = [rule for rule in at_point if rule in by_glob or tool in rule.tools]
-                self._of_tool[point, tool] = tuple(rules)
+            named: dict[str | None, list[Rule]] = {None: []}
+            for rule in (rule for rule in self.rules if point in rule.on):
+                if point in rule.listens_at or any(map(_is_glob, rule.tools)):
+                    for listed in named.values():
+                        listed.append(rule)
+                else:
+                    for tool in dict.fromkeys(rule.tools):
+                        named.setdefault(tool, list(named[None])).append(rule)
+            self._named.update({(point, name): tuple(listed) for name, listed in named.items()})
 
     def named(self, point: Point, name: str) -> tuple[Rule, ...]:
         """The rules that may cover an action of this name at this point, in order."""
-        return self._of_tool.get((point, name)) or self._others[point]
+        return self._named.get((point, name)) or self._named[point, None]
 
     def in_force(self) -> OrderedRules:
         """Itself: an evaluator walks its rules (`by_rules`)."""

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import wraps
+from functools import cache, wraps
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Concatenate, Final, Optional, ParamSpec, TypeVar, cast
 
@@ -66,7 +66,8 @@ class PolicyOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     needed_in_files: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
-    def types_in_files(cls) -> dict[str, Any]:
+    @cache
+    def types_in_files(cls) -> Mapping[str, Any]:
         """The type of what a policy file may give, by option."""
         types = {option.name: option.type for option in msgspec.structs.fields(cls) if option.name != "name"}
         types.update(dict.fromkeys(set(cls.in_python).intersection(cls.paths), _PATH))

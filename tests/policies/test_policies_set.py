@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -380,3 +381,24 @@ def test_a_rule_is_asked_however_it_names_its_tools(tools: tuple[str, ...], othe
     assert policies.judge(Action(Point.PRE_TOOL_CALL, "run_sql")).policy == "never"
     expected = Effect.DENY if tools == ("*",) else Effect.ALLOW
     assert policies.judge(Action(Point.PRE_TOOL_CALL, "walk")).effect is expected
+
+
+def test_making_a_set_takes_time_in_proportion_to_its_rules() -> None:
+    policy = ConstantPolicy(Effect.ALLOW)
+
+    def seconds(count: int) -> float:
+        rules = [Rule(policy, f"r{number}", tools=(f"tool_{number}",)) for number in range(count)]
+        began = time.process_time()
+        PolicySet(rules, digest="-")
+        return time.process_time() - began
+
+    assert min(seconds(8000) for _ in range(3)) < 12 * min(seconds(1000) for _ in range(3))
+
+
+def test_a_rule_of_globs_keeps_its_place_among_those_of_a_name() -> None:
+    order = [("first", "run_*"), ("second", "run_sql"), ("third", "*_sql"), ("fourth", "other"), ("fifth", "run_sql")]
+    policies = [says(Effect.ALLOW) for _ in order]
+    rules = [Rule(policy, name, tools=(tool,)) for policy, (name, tool) in zip(policies, order, strict=True)]
+    decision = PolicySet(rules).judge(act("run_sql"))
+    assert [part.policy for part in decision.parts] == ["first", "second", "third", "fifth"]
+    assert [part.policy for part in PolicySet(rules).judge(act("a_sql")).parts] == ["third"]
