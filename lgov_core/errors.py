@@ -203,12 +203,26 @@ class ContextOverflow(EndpointError):
 
 
 class UpstreamError(EndpointError):
-    """The server behind the endpoint failed or could not be reached."""
+    """The server behind the endpoint failed or could not be reached.
+
+    The message is for the agent. For those who run the endpoint ``where`` is the server's host and port, and ``detail`` what it
+    sent instead of a reply.
+    """
 
     code = "upstream"
 
-    def __init__(self, message: str, *, status: int = 502, hint: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 502,
+        hint: str | None = None,
+        where: str | None = None,
+        detail: str | None = None,
+    ) -> None:
         super().__init__(message, status=status, hint=hint)
+        self.where = where
+        self.detail = detail
 
 
 class RewardFileError(FileError, RewardError):

@@ -122,6 +122,17 @@ class Settings:
     """True refuses a call that asks for what ``lgov serve`` cannot offer its model; else that is left out, and named."""
     drain_s: WholeSeconds = 30
     """Seconds that ``lgov serve`` gives running calls to end after SIGTERM."""
+    log_level: Annotated[
+        str, Meta(pattern=r"\A(debug|info|warning|error)\Z", description="debug, info, warning or error")
+    ] = "warning"
+    """What ``lgov serve`` logs: with ``warning`` errors, denials, and upstreams and stores that are down; with ``info`` also
+    every request."""
+    log_file: FilePath | None = None
+    """File that the log is appended to. Default: standard error."""
+    log_json: Truth = False
+    """True logs each line as a JSON object."""
+    log_content: Truth = False
+    """True logs also reasons, messages of smaller errors, and what an upstream sent instead of a reply."""
     key_secret_file: FilePath | None = None
     """File with the secret from which ``lgov serve`` makes its keys: 16 bytes or more."""
     origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)

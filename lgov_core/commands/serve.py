@@ -94,7 +94,10 @@ def serve(
     )
     keys = _keys(settings, admin_keys_file, show_admin_key=show_admin_key)
     stopped = threading.Event()  # by SIGTERM, so that the store is closed before the process ends
+    from lgov_core.gateway.operation import logging_by
+
     with contextlib.ExitStack() as opened:
+        opened.enter_context(logging_by(settings))
         if training.model.engine == "vllm":
             model: Engine = opened.enter_context(_vllm(settings, training))
         else:

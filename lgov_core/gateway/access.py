@@ -33,6 +33,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from lgov_core._util.files import open_to_others
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.limits import Admission, BodyBudget, LimitedRequest, Limits, Metrics
+from lgov_core.gateway.operation import IN_THE_LOG, log_request
 from lgov_core.gateway.protocol import Attribution
 from lgov_core.scope import RolloutScope
 
@@ -157,6 +158,10 @@ class KeyRing:
             what = "no key was given" if not key else "the key is not one of this endpoint's"
             raise EndpointError(what, status=401, hint="send a key issued for the rollout as the API key")
         return KeyGrant()
+
+    def problem(self) -> str | None:
+        """Why no key can be checked now, or None."""
+        return "there is no admin key" if self.required and not self._admin_keys() else None
 
     def _is_admin(self, key: str) -> bool:
         raw, matches = key.encode("utf-8", "surrogateescape"), False
@@ -400,12 +405,14 @@ class Guard:
             if isinstance(error, LgovError | HTTPException | OSError) or limited.first_at is not None:
                 raise
             _LOG.error("%s failed", route.path, exc_info=error)
-            raise EndpointError(f"{type(error).__name__}: {error}", status=500) from error
+            raise EndpointError(f"the endpoint failed: {type(error).__name__}", status=500, hint=IN_THE_LOG) from error
         finally:
             limited.release()
             took = time.perf_counter() - began
             first = None if limited.first_at is None else limited.first_at - began
             self._metrics.ended(route.path, limited.status, took, first)
+            if _LOG.isEnabledFor(logging.INFO):
+                log_request(route.path, limited.status, (took, first), caller())
 
 
 def grant_of(scope: Scope) -> KeyGrant:

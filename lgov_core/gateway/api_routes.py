@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lgov_core._util.containers import BoundedDict
-from lgov_core.errors import EndpointError, LgovError
+from lgov_core.errors import EndpointError, LgovError, StoreError
 from lgov_core.gateway.access import Access, RuledRoute, attribute, caller, grant_of
 from lgov_core.gateway.capture import (
     Capture,
@@ -26,6 +26,7 @@ from lgov_core.gateway.capture import (
     left_out_headers,
 )
 from lgov_core.gateway.limits import ROLLOUT_PREFIX, json_response, read_object, retry_headers
+from lgov_core.gateway.operation import IN_THE_LOG, unrecorded
 from lgov_core.gateway.protocol import (
     ANY_MODEL,
     Attribution,
@@ -128,6 +129,7 @@ class ApiRoutes:
 
     async def _answer(self, api: Api, who: Attribution, body: Mapping[str, Any], engine: Engine) -> Response:
         """Reads, judges, makes and records one call: the reply as its client may get it."""
+        self._capture.ready.require_store()
         started_at = time.time()
         body, left_out = self._offered(api, body, engine, who)
         call = ReceivedCall(self._exchange(api, who, body, engine), engine, who, started_at, left_out)
@@ -153,6 +155,9 @@ class ApiRoutes:
             )
         try:
             completion = await engine.chat(request)
+        except LgovError as error:
+            await self._report_failure(judged, error)
+            raise
         except Exception as error:
             await self._report_failure(judged, error)
             raise as_lgov_error(error, engine.name) from error
@@ -335,8 +340,10 @@ class ApiRoutes:
         A refusal that the upstream wrote in the shape of another API is rewritten in this one's.
         """
         self._capture.counters.failed += 1
-        status = error.status if isinstance(error, EndpointError) else 500
+        public = unrecorded(error) if isinstance(error, StoreError) else error
+        status = public.status if isinstance(public, EndpointError) else 500
         self._capture.note_failure(caller(), status, error)
+        error = public
         if isinstance(error, UpstreamRejection):
             if error.route == api.route or api is not MESSAGES:
                 headers = {**error.headers, "content-type": error.content_type}
@@ -354,7 +361,9 @@ class ApiRoutes:
             what = f"{request.method} {request.url.path}: {error.detail}"
             hint = f"POST /v1 {', '.join(each.path for each in APIS)}, GET /v1/models and GET /healthz are there"
             return self.refuse(EndpointError(what, status=error.status_code, hint=hint), api)
-        return self.refuse(EndpointError(f"{type(error).__name__}: {error}", status=500), api)
+        failed = EndpointError(f"the endpoint failed: {type(error).__name__}", status=500, hint=IN_THE_LOG)
+        failed.__cause__ = error
+        return self.refuse(failed, api)
 
 
 def _model(name: str, engine: Engine) -> dict[str, Any]:

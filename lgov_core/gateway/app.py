@@ -48,6 +48,7 @@ from lgov_core.gateway.limits import (
     read_body,
     read_object,
 )
+from lgov_core.gateway.operation import Readiness
 from lgov_core.gateway.protocol import Attribution, Engine, Gate
 from lgov_core.gateway.upstream import RegisteredModels
 from lgov_core.store import TraceStore
@@ -224,9 +225,12 @@ class _Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AdminRoutes:
-    """The handlers, for one event loop. All take an admin key, except ``/healthz``, which shows nothing."""
+    """The handlers, for one event loop. All take an admin key, except ``/healthz`` and ``/readyz``, which show no names."""
 
-    def __init__(self, admission: Admission, metrics: Metrics, keys: KeyRing, counters: Counters) -> None:
+    def __init__(
+        self, admission: Admission, metrics: Metrics, keys: KeyRing, counters: Counters, ready: Readiness
+    ) -> None:
+        self._ready = ready
         self._admission = admission
         self._metrics = metrics
         self._keys = keys
@@ -240,6 +244,7 @@ class AdminRoutes:
             RuledRoute("/admin/state", self.state, methods=["GET"], access=Access.ADMIN),
             RuledRoute("/metrics", self.metrics, methods=["GET"], access=Access.ADMIN),
             RuledRoute("/healthz", self.health, methods=["GET"], access=Access.OPEN),
+            RuledRoute("/readyz", self.ready, methods=["GET"], access=Access.OPEN),
         ]
 
     async def state(self, request: Request) -> Response:
@@ -249,6 +254,11 @@ class AdminRoutes:
     async def health(self, request: Request) -> Response:
         """``GET /healthz``: answers as long as the endpoint does; needs no key."""
         return json_response({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """``GET /readyz``: 200 if calls can be served, else 503 with what is wrong: store, keys, upstream. Needs no key."""
+        problems = {name: problem for name, problem in (await self._ready.problems()).items() if problem is not None}
+        return json_response({"status": "not ready" if problems else "ready", **problems}, 503 if problems else 200)
 
     async def pause(self, request: Request) -> Response:
         """``POST /admin/pause``: holds new calls and answers when the running ones have ended.
@@ -342,9 +352,9 @@ def create_app(
     )
     engines = [registered, *(served for served in engines if served is not registered)]
     limits = limits or Limits()
-    admission = Admission(limits)
-    metrics = Metrics(admission)
-    capture = Capture(store, admission)
+    metrics = Metrics(admission := Admission(limits))
+    ready = Readiness(store, keys.problem, engines)
+    capture = Capture(store, admission, ready)
     api = ApiRoutes(
         engines,
         capture,
@@ -358,7 +368,7 @@ def create_app(
     routes = [
         *api.routes(),
         *traces.routes(),
-        *AdminRoutes(admission, metrics, keys, capture.counters).routes(),
+        *AdminRoutes(admission, metrics, keys, capture.counters, ready).routes(),
         *_further_routes(EndpointParts(store, registered, api, admission, limits.max_body)),
         *more,
     ]
@@ -366,11 +376,11 @@ def create_app(
     app = Starlette(
         routes=[guard.before(route) for route in routes],
         exception_handlers=dict.fromkeys((LgovError, HTTPException, Exception), on_error),
-        lifespan=_running(engines),
+        lifespan=_running(engines, ready),
     )
     app.add_middleware(Door, has_keys=keys.required, allowed_hosts=limits.allowed_hosts)
-    sources = [getattr(engine, "readings", None) for engine in engines]
-    for source in (*filter(None, sources), partial(_of_capture, capture, store), traces.readings):
+    sources = filter(None, [getattr(engine, "readings", None) for engine in engines])
+    for source in (*sources, partial(_of_capture, capture, store), traces.readings, ready.readings):
         metrics.add_source(source)
     app.state.counters, app.state.failures = capture.counters, capture.failures
     app.state.endpoint = EndpointState(keys, admission, metrics, limits, guard.bodies)
@@ -410,7 +420,7 @@ def _check_names(engines: Sequence[Engine]) -> None:
             owner[name] = engine.name
 
 
-def _running(engines: Sequence[Engine]) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+def _running(engines: Sequence[Engine], ready: Readiness) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None, None]:
         async with AsyncExitStack() as running:
@@ -421,6 +431,7 @@ def _running(engines: Sequence[Engine]) -> Callable[[Starlette], AbstractAsyncCo
             except Exception as error:
                 app.state.startup_error = error  # raised by the server's start
                 raise
+            await running.enter_async_context(ready.watching())
             yield
 
     return lifespan

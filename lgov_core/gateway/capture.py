@@ -19,6 +19,7 @@ from typing import Any, Final, cast
 from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import AttemptEnded, EndpointError, LgovError, StoreError, UpstreamError
 from lgov_core.gateway.limits import Admission
+from lgov_core.gateway.operation import IN_THE_LOG, Readiness, in_full, log_failure
 from lgov_core.gateway.protocol import Attribution, Engine, UpstreamRejection
 from lgov_core.governor import ObservedDecision
 from lgov_core.hookspecs import hookimpl
@@ -87,11 +88,13 @@ def left_out_headers(left_out: Sequence[str]) -> dict[str, str]:
 class Capture:
     """Writes calls to the store, many at once, in the endpoint's event loop. Fails closed: no commit, no reply.
 
-    A call whose engine does not report the version of its weights gets the one that ``admission`` received last.
+    A call whose engine does not report the version of its weights gets the one that ``admission`` received last. ``ready``
+    hears of commits that failed.
     """
 
-    def __init__(self, store: TraceStore | None, admission: Admission) -> None:
+    def __init__(self, store: TraceStore | None, admission: Admission, ready: Readiness) -> None:
         self.counters = Counters()
+        self.ready = ready
         #: Of attempts whose last call failed by the machines: how.
         self.failures: BoundedDict[tuple[str | None, int | None], str] = BoundedDict(10_000)
         self._admission = admission
@@ -130,8 +133,9 @@ class Capture:
                 self.counters.renamed += 1
             if calls[1:]:  # the first one holds the id, so no other call can come in between
                 await asyncio.gather(*map(add, calls[1:]))
-        except LgovError:
+        except LgovError as error:
             self.counters.unrecorded += 1
+            self.ready.commit_failed(error)
             raise
         except Exception as error:
             self.counters.unrecorded += 1
@@ -156,10 +160,11 @@ class Capture:
             raise EndpointError(ended.message, status=410, hint=ended.hint)
 
     def note_failure(self, who: Attribution, status: int, error: LgovError) -> None:
-        """Keeps that a call failed, if the machines did it: the engine, the upstream, a limit, the record."""
+        """Logs that a call failed, and keeps it if the machines did it: the engine, the upstream, a limit, the record."""
+        log_failure(error, status, who)
         denied_upstream = isinstance(error, UpstreamRejection) and status in (401, 403)
         if who.rollout_id is not None and (status >= 500 or status in (408, 429) or denied_upstream):
-            self.failures.put((who.rollout_id, who.attempt), f"{status} {error.message}")
+            self.failures.put((who.rollout_id, who.attempt), f"{status} {in_full(error)}")
 
     def left_out_of(self, who: Attribution) -> Counter[str]:
         """The number of calls of that attempt from which each thing was left out, if it is one of the latest attempts."""
@@ -238,7 +243,9 @@ def as_lgov_error(error: Exception, engine: str) -> LgovError:
     if isinstance(error, LgovError):
         return error
     _LOG.error("engine %s failed", engine, exc_info=error)
-    return EndpointError(f"engine {engine} failed: {type(error).__name__}: {error}", status=500)
+    failed = EndpointError(f"engine {engine} failed: {type(error).__name__}", status=500, hint=IN_THE_LOG)
+    failed.__cause__ = error
+    return failed
 
 
 class _Outgoing:

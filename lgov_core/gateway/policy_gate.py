@@ -17,6 +17,7 @@ from lgov_core.flow import Flow
 from lgov_core.gateway.capture import DenialSink
 from lgov_core.gateway.judging import JudgingLimits, Turns, size_of
 from lgov_core.gateway.limits import Busy
+from lgov_core.gateway.operation import DenialLog
 from lgov_core.gateway.protocol import GateRefusal, GateReply, GateRequest
 from lgov_core.governor import Governor
 from lgov_core.instrumentation.conversation_memory import MessageDecisionCache, OpeningTexts, UserText
@@ -371,7 +372,9 @@ def open_gate(
     from lgov_core.air import AirPlugin
     from lgov_core.audit import AuditLog
 
-    plugins = [] if store is None else [AirPlugin(governance.reward_rules()), DenialSink(store, governance.content)]
+    plugins: list[Any] = [DenialLog()]
+    if store is not None:
+        plugins += [AirPlugin(governance.reward_rules()), DenialSink(store, governance.content)]
     # The recorded calls have the content.
     opened = replace(governance, store=None, content=False).open(plugins=plugins, rewards=False)
     assert isinstance(opened.audit, AuditLog)  # nothing serves inside a box

@@ -15,8 +15,9 @@ from lgov_core._util.json_text import json_object, wire_bytes, wire_text
 from lgov_core.errors import EndpointError, UpstreamError
 from lgov_core.gateway.access import caller
 from lgov_core.gateway.limits import Reading
+from lgov_core.gateway.operation import IN_THE_LOG
 from lgov_core.gateway.protocol import ANY_MODEL, ReceivedBody, UpstreamRejection, overflow_in
-from lgov_core.gateway.upstream_pool import FAILURES, Replica, UpstreamPool
+from lgov_core.gateway.upstream_pool import FAILURES, UNREACHABLE, Replica, UpstreamPool
 from lgov_core.wire.apis import BY_ROUTE
 from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece, frame, read_event, sse_frames
 
@@ -131,7 +132,7 @@ class UpstreamEngine:
             raise EndpointError(f"{self.name} cannot count the tokens of a prompt", status=404)
         counted = (await self._whole(request, "/messages/count_tokens"))[0].get("input_tokens")
         if not isinstance(counted, int):
-            raise UpstreamError(f"the upstream {self.pool.replicas[0].url} counted no tokens")
+            raise UpstreamError("the upstream counted no tokens", where=self.pool.replicas[0].label)
         return counted
 
     async def _whole(self, request: ChatRequest, path: str) -> tuple[ReceivedBody, Replica]:
@@ -139,7 +140,8 @@ class UpstreamEngine:
             raw = await _read(response)
         body = json_object(raw)
         if body is None:
-            raise UpstreamError(f"the upstream {replica.url} answered with what is not a JSON object: {raw[:200]!r}")
+            what = "the upstream answered with what is not a JSON object"
+            raise UpstreamError(what, where=replica.label, detail=repr(raw[:200]))
         return ReceivedBody(body, raw), replica
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamPiece, None]:
@@ -148,7 +150,8 @@ class UpstreamEngine:
         assembler, whole = api.assembler(request.n), False
         async with self._response(request, api.path, self._stream_timeout) as (replica, response):
             if response.content_type != "text/event-stream":
-                raise UpstreamError(f"the upstream {replica.url} does not stream: it sent {response.content_type}")
+                what = f"the upstream does not stream: it sent {response.content_type}"
+                raise UpstreamError(what, where=replica.label)
             frames = sse_frames(response.content.iter_any())
             async for data, raw in frames:
                 if data is None:  # comments, and what has no end
@@ -165,7 +168,7 @@ class UpstreamEngine:
                     data, raw = wire_text(event), frame(event, event["type"] if api.error_event else None)
                 yield StreamPiece(data, raw=raw, ends=assembler.finished and not before, event=event)
             if not (whole or assembler.finished):
-                raise UpstreamError(f"the upstream {replica.url} broke off in mid-stream")
+                raise UpstreamError("the upstream broke off in mid-stream", where=replica.label)
             completion = _versioned(api.read_reply(assembler.body()), replica)
             if assembler.unreadable is not None:
                 completion = replace(completion, unreadable=assembler.unreadable)
@@ -178,11 +181,11 @@ class UpstreamEngine:
         self, request: ChatRequest, path: str, timeout: aiohttp.ClientTimeout
     ) -> AsyncGenerator[tuple[Replica, aiohttp.ClientResponse], None]:
         """The response to a request, with status 200; transport errors in the block become `UpstreamError`."""
-        url = self.pool.replicas[0].url
+        where = self.pool.replicas[0].label
 
         async def send(replica: Replica) -> aiohttp.ClientResponse:
-            nonlocal url
-            url = replica.url
+            nonlocal where
+            where = replica.label
             return await self._post(replica, request, path, timeout)
 
         try:
@@ -198,16 +201,15 @@ class UpstreamEngine:
                 self.pool.done(replica, response)
         except (*FAILURES, UnicodeDecodeError) as error:
             if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):
-                what = f"the upstream {url} did not answer within {self._timeout_s:g} s"
-                raise UpstreamError(what, status=504) from error
-            reason = str(error) or type(error).__name__
-            raise UpstreamError(f"the upstream {url} failed: {reason}", hint="is the server running?") from error
+                what = f"the upstream did not answer within {self._timeout_s:g} s"
+                raise UpstreamError(what, status=504, where=where) from error
+            raise UpstreamError(_in_words(error), hint=IN_THE_LOG, where=where) from error
 
     async def _post(
         self, replica: Replica, request: ChatRequest, path: str, timeout: aiohttp.ClientTimeout
     ) -> aiohttp.ClientResponse:
         if self._session is None:
-            raise EndpointError(f"the engine for {replica.url} is not running", status=503)
+            raise EndpointError(f"the engine {self.name} is not running", status=503)
         extra_fields = BY_ROUTE[request.route].wanted if request.route in BY_ROUTE else {}
         headers = dict(caller().headers) if request.route == "messages" else {}
         kind = (request.route, request.model)
@@ -238,20 +240,29 @@ class UpstreamEngine:
 
 def _rejection(replica: Replica, response: aiohttp.ClientResponse, body: bytes, route: str) -> EndpointError:
     """The error for an answer that is not a reply; `UpstreamRejection` for a status 4xx."""
-    message = f"the upstream {replica.url} answered {response.status}: {body[:300].decode(errors='replace')}"
+    text = body[:300].decode(errors="replace")
     if not 400 <= response.status < 500:
-        return UpstreamError(message)
+        return UpstreamError(f"the upstream answered {response.status}", where=replica.label, detail=text)
     overflow = overflow_in(body.decode(errors="replace"))
     if overflow is not None and route != "messages" and overflow.code.encode() not in body:
         return overflow  # a server that does not name it as clients of this API expect
     return UpstreamRejection(
-        message,
+        f"the upstream answered {response.status}: {text}",
         status=response.status,
         body=body,
         content_type=response.content_type,
         headers={name: response.headers[name] for name in _FORWARDED_HEADERS if name in response.headers},
         route="messages" if route == "messages" else "chat",
     )
+
+
+def _in_words(error: BaseException) -> str:
+    """How a server failed, without its address."""
+    if isinstance(error, UNREACHABLE):
+        return "the upstream cannot be reached"
+    if isinstance(error, UnicodeDecodeError):
+        return "the upstream sent text that is not UTF-8"
+    return "the upstream broke off, or sent what is not HTTP"
 
 
 def _versioned(completion: Completion, replica: Replica) -> Completion:

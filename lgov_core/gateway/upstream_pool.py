@@ -15,8 +15,7 @@ import aiohttp
 
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.limits import Reading
-
-_LOG = logging.getLogger("lgov.gateway")
+from lgov_core.gateway.operation import log_event
 
 #: Nothing of the request was sent, so another server may be asked.
 UNREACHABLE: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
@@ -66,7 +65,7 @@ class UpstreamPool:
     The calls of one rollout go to one server, for its prefix cache (rendezvous hashing: when a server comes or goes, only
     its own rollouts move); calls of no rollout go to the one with the fewest calls. A server is left out after three
     failures in a row, for five seconds that double each time up to a minute, or when it does not answer a health check,
-    made every ``check_s`` seconds. When none is left, all are tried. With one server nothing is checked or left out.
+    made every ``check_s`` seconds. When none is left, all are tried. A single server is checked, and gets all calls.
 
     A call goes to the next server only if it is certain that it was not answered: the connection could not be made, or
     the answer was 429, 502 or 503. A connection that breaks later may have cost a reply, so it is not repeated.
@@ -77,11 +76,14 @@ class UpstreamPool:
             raise EndpointError("a pool needs at least one upstream, and each only once", status=500)
         self._check_s = check_s
         self._checking: asyncio.Task[None] | None = None
+        self._check: Callable[[str], Awaitable[bool]] | None = None
+        self.is_probed = False
         self.replicas: list[Replica] = [Replica(url.rstrip("/")) for url in urls]
 
     def start(self, check: Callable[[str], Awaitable[bool]]) -> None:
         """Begins the health checks; ``check`` says whether the server at a URL answers."""
-        self._checking = asyncio.create_task(self._keep_checking(check))
+        self._check = check
+        self._checking = asyncio.create_task(self._keep_checking())
 
     async def close(self) -> None:
         """Ends the health checks."""
@@ -99,11 +101,16 @@ class UpstreamPool:
                 return
         self.replicas.append(Replica(url, version))
 
-    async def _keep_checking(self, check: Callable[[str], Awaitable[bool]]) -> None:
+    async def _keep_checking(self) -> None:
         while True:
             await asyncio.sleep(self._check_s)
-            if len(self.replicas) > 1:
-                await asyncio.gather(*(_check_one(replica, check) for replica in self.replicas))
+            await self.probe()
+
+    async def probe(self) -> None:
+        """Asks every server whether it answers."""
+        if self._check is not None:
+            self.is_probed = True
+            await asyncio.gather(*(_check_one(replica, self._check) for replica in self.replicas))
 
     def order(self, sticky: str | None) -> list[Replica]:
         """The servers in the order in which a call should try them."""
@@ -163,7 +170,7 @@ class UpstreamPool:
     def readings(self) -> Iterable[Reading]:
         """The metrics of the servers."""
         now = time.monotonic()
-        up = "1 while the upstream gets calls, 0 while it is left out after failures; by upstream."
+        up = "1 if the upstream answered its last probe and is not left out after failures, else 0; by upstream."
         running = "Calls that the upstream is answering, by upstream."
         failed = "Calls in which the upstream failed, by upstream."
         metrics: tuple[tuple[str, str, str, Callable[[Replica], float]], ...] = (
@@ -182,7 +189,8 @@ async def _check_one(replica: Replica, check: Callable[[str], Awaitable[bool]]) 
     except Exception:  # noqa: BLE001 - whatever is wrong with it, it does not answer
         reachable = False
     if reachable != replica.reachable:
-        _LOG.warning("upstream %s is %s", replica.label, "back" if reachable else "down")
+        level = logging.INFO if reachable else logging.WARNING
+        log_event(level, "upstream is back" if reachable else "upstream is down", {"upstream": replica.label})
     replica.reachable = reachable
     if reachable and replica.failures:
         replica.failures, replica.ejected_until = 0, 0.0

@@ -117,6 +117,10 @@ class Database(ABC):
         """
 
     @abstractmethod
+    def ping(self) -> None:
+        """Asks the database once, if no other call has the connection. Raises `StoreError`; never waits for a new try."""
+
+    @abstractmethod
     def describe(self, error: BaseException) -> StoreError:
         """``error`` as a `StoreError`: which database, what went wrong, and what to do."""
 

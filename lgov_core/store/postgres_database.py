@@ -343,6 +343,18 @@ class PostgresDatabase(Database):
                 raise self.describe(error) from error
             time.sleep(next(pauses))
 
+    def ping(self) -> None:
+        """See `Database.ping`."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._open().execute(b"SELECT 1")
+        except (psycopg.Error, _ConnectionLost) as error:
+            self._disconnect()
+            raise self.describe(error.__cause__ or error) from error
+        finally:
+            self._lock.release()
+
     def begin_close(self) -> None:
         """See `Database.begin_close`."""
         self._give_up_at = min(self._give_up_at, time.monotonic() + _CLOSING_S)

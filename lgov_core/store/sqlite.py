@@ -209,6 +209,17 @@ class SQLiteDatabase(Database):
                     raise self.too_slow(limit_s) from error
                 raise self.describe(error) from error
 
+    def ping(self) -> None:
+        """See `Database.ping`."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._open().execute("SELECT 1")
+        except sqlite3.Error as error:
+            raise self.describe(error) from error
+        finally:
+            self._lock.release()
+
     def vacuum(self) -> None:
         """Rewrites the file without what was deleted. Raises `StoreError`."""
         with self._lock:

@@ -172,6 +172,11 @@ class TraceStore:
         outcome, why = Outcome.INFRASTRUCTURE, rows.readable(reason)
         return self._submit(lambda transaction: work_queue.close_all(transaction, outcome, why, None)).result()
 
+    def ping(self) -> None:
+        """Asks the database once, without waiting for one that is away. Raises `StoreError`."""
+        self._check()
+        self._reading.ping()
+
     def _submit(self, run: Callable[[Transaction], T], count: int = 1, *, alone: bool = False) -> Future[T]:
         self._check()
         return self._writer.submit(run, count, alone=alone)

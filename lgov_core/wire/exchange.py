@@ -247,7 +247,7 @@ def read_event(data: str) -> dict[str, Any]:
     """The JSON object of one server-sent event. Raises `UpstreamError`."""
     event = json_object(data)
     if event is None:
-        raise UpstreamError(f"a chunk of the upstream's stream is not a JSON object: {data[:200]!r}")
+        raise UpstreamError("a chunk of the upstream's stream is not a JSON object", detail=repr(data[:200]))
     return event
 
 
@@ -273,7 +273,7 @@ class Assembler:
         try:
             return self._take(event)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise UpstreamError(f"an event of the upstream's stream is malformed: {data[:200]!r}") from error
+            raise UpstreamError("an event of the upstream's stream is malformed", detail=repr(data[:200])) from error
 
     def ends_whole(self) -> bool:
         """Returns whether the reply is whole if its stream ends here: some servers do not say so in an event."""

@@ -134,7 +134,8 @@ def test_a_broken_engine_is_a_500(store, caplog):
         for stream in (False, True):
             reply = httpx.post(url, json={**raising, "stream": stream})
             assert reply.status_code == 500
-            assert reply.json()["error"]["message"] == "engine echo failed: ZeroDivisionError: oops"
+            assert reply.json()["error"]["message"].startswith("engine echo failed: ZeroDivisionError (")
+            assert "oops" not in reply.text
         assert "oops" in caplog.text
         mute = httpx.post(url, json={**BODY, "model": "mute", "stream": True})
         assert "ended without a completion" in mute.text

@@ -101,25 +101,30 @@ class OneThatCannotCommit:
         raise OSError(28, "No space left on device")
 
 
-def test_a_call_that_cannot_be_committed_is_an_error(serve):
+def test_a_call_that_cannot_be_committed_is_an_error(serve, caplog):
     store = OneThatCannotCommit()
-    serving = serve(["the answer"] * 3, store=store)
+    serving, streaming, asked_by_client = (serve(["the answer"], store=store) for _ in range(3))
     plain = httpx.post(f"{serving.base_url}/chat/completions", json={**BODY, "stream": False})
-    assert plain.status_code == 500
-    assert plain.json()["error"]["code"] == "store"
-    assert "No space left" in plain.json()["error"]["message"]
+    assert (plain.status_code, plain.headers["retry-after"]) == (503, "5")
+    assert "the call cannot be recorded now" in plain.json()["error"]["message"]
+    assert "No space left" in str([vars(record) for record in caplog.records]), "the log has the cause"
+    assert "No space left" not in plain.text
     assert "the answer" not in plain.text
 
-    streamed = events(httpx.post(f"{serving.base_url}/chat/completions", json=BODY).content)
-    assert "No space left" in json.loads(streamed[-1])["error"]["message"]
+    streamed = events(httpx.post(f"{streaming.base_url}/chat/completions", json=BODY).content)
+    assert "the call cannot be recorded now" in json.loads(streamed[-1])["error"]["message"]
     assert "[DONE]" not in streamed
     assert all('"finish_reason": "' not in event for event in streamed)
 
-    client = openai.OpenAI(base_url=serving.base_url, api_key="any", max_retries=0)
-    with pytest.raises(openai.APIError, match="No space left"):
+    client = openai.OpenAI(base_url=asked_by_client.base_url, api_key="any", max_retries=0)
+    with pytest.raises(openai.APIError, match="cannot be recorded now"):
         list(client.chat.completions.create(**BODY))
-    assert len(store.asked) == serving.counters.unrecorded == 3
-    assert serving.counters.recorded == 0
+    assert len(store.asked) == 3
+    for each in (serving, streaming, asked_by_client):
+        assert (each.counters.unrecorded, each.counters.recorded) == (1, 0)
+    # What follows is refused at once: the model is not asked for what cannot be recorded.
+    assert httpx.post(f"{serving.base_url}/chat/completions", json=BODY).status_code == 503
+    assert (len(store.asked), len(serving.model.requests)) == (3, 1)
 
 
 def test_a_response_id_that_comes_twice_loses_no_call(serve, store):
@@ -207,7 +212,7 @@ CUSTOM = (
         (CUSTOM, "without a function name"),
         (CUSTOM.replace(b'"tool_calls"}', b'""}'), "broke off"),
         (b'data: {"error": {"message": "out of memory"}}\n\n', "out of memory"),
-        (b"data: \xff\n\n", "utf-8"),
+        (b"data: \xff\n\n", "not UTF-8"),
         (b'data: {"choices": [{"index": 0, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n', "no id"),
     ],
 )

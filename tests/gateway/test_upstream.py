@@ -110,12 +110,13 @@ def test_a_server_that_is_down_is_502_and_one_that_hangs_is_504():
         dead = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
         closed.close()
         hanging = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
-        for url, status, says in ((dead, 502, "is the server running?"), (hanging, 504, "within 0.2 s")):
+        for url, status, says in ((dead, 502, "the upstream cannot be reached"), (hanging, 504, "within 0.2 s")):
             with endpoint_for(url, timeout_s=0.2) as endpoint:
                 for stream in (False, True):
                     reply = httpx.post(f"{endpoint.base_url}/chat/completions", json={**BODY, "stream": stream})
                     assert reply.status_code == status
                     assert says in reply.json()["error"]["message"]
+                    assert url.split("/")[2] not in reply.text, "an agent learns no address"
 
 
 def test_a_server_that_comes_back_is_used_again():

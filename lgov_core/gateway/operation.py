@@ -1,0 +1,293 @@
+"""The operator's view of a server: what it logs, and whether it can serve calls (``/readyz``).
+
+A log line has a level, an event and fields, as text or as one JSON object. Keys are never in it, and what users, models and
+tools wrote only with the setting ``log_content``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import time
+import traceback
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from lgov_core.errors import EndpointError, LgovError, SettingsError, StoreError
+from lgov_core.gateway.limits import Busy, Reading
+from lgov_core.governor import ObservedDecision
+from lgov_core.hookspecs import hookimpl
+from lgov_core.store.database import DatabaseUnavailable
+from lgov_core.types import Effect
+
+if TYPE_CHECKING:
+    from lgov_core.gateway.protocol import Attribution
+    from lgov_core.settings import Settings
+    from lgov_core.store import TraceStore
+
+_LOG = logging.getLogger("lgov.gateway")
+#: The hint of errors whose cause is not told to clients.
+IN_THE_LOG: Final = "those who run the endpoint find the cause in its log"
+#: Seconds between two probes of the store, and that one may take.
+_PROBE_S: Final = 2.0
+_PROBE_LIMIT_S: Final = 2.0
+
+
+def log_event(level: int, event: str, fields: Mapping[str, Any], content: Mapping[str, Any] | None = None) -> None:
+    """Logs an event of a server; fields that are None are left out. ``content`` is logged only where that was asked for."""
+    if _LOG.isEnabledFor(level):
+        _LOG.log(level, event, extra={"lgov_fields": fields, "lgov_content": content or {}})
+
+
+def log_failure(error: LgovError, status: int, who: Attribution) -> None:
+    """Logs that a request was answered with an error: with its cause from status 500 on, else with its code."""
+    level = logging.ERROR if status >= 500 else logging.WARNING if status in (401, 403, 429) else logging.INFO
+    if not _LOG.isEnabledFor(level):
+        return
+    # The message of a smaller error quotes the request, that of a refusal what a policy says about it.
+    quotes = status < 500 or hasattr(error, "decision_id")
+    fields = {
+        **_of_caller(who),
+        "status": status,
+        "code": error.code,
+        "error": None if quotes else error.message,
+        "upstream": getattr(error, "where", None),
+        "cause": None if quotes else " <- ".join(_causes(error, content=False)) or None,
+    }
+    content = {"error": error.message, "cause": " <- ".join(_causes(error, content=True)) or None}
+    log_event(level, "request failed", fields, {**content, "detail": getattr(error, "detail", None)})
+
+
+def in_full(error: LgovError) -> str:
+    """The message of an error with what caused it, for those who run the server; its client gets the message alone."""
+    where, causes = getattr(error, "where", None), _causes(error, content=True)
+    return ": ".join([error.message if where is None else f"{error.message} ({where})", *causes])
+
+
+def _causes(error: BaseException, *, content: bool) -> list[str]:
+    causes: list[str] = []
+    while (cause := error.__cause__) is not None and len(causes) < 4:
+        # Others may quote what they were working on.
+        names_addresses_only = isinstance(cause, OSError | LgovError) or type(cause).__module__.startswith("aiohttp")
+        name = type(cause).__name__
+        causes.append(f"{name}: {cause}" if content or names_addresses_only else name)
+        error = cause
+    return causes
+
+
+def _of_caller(who: Attribution) -> dict[str, Any]:
+    return {"rollout": who.rollout_id, "attempt": who.attempt, "agent": who.agent}
+
+
+def log_request(route: str, status: int, times: tuple[float, float | None], who: Attribution) -> None:
+    """Logs a request that was answered: the seconds to its end and to the first byte. Status 0: its client had left."""
+    took, first = (None if seconds is None else round(seconds * 1000, 1) for seconds in times)
+    fields = {"route": route, "status": status, "ms": took, "first_byte_ms": first, **_of_caller(who)}
+    log_event(logging.INFO, "request", fields)
+
+
+class DenialLog:
+    """Logs what policies denied, or would have in shadow mode: policy, rule, what was named, and the id of the decision."""
+
+    @hookimpl
+    def lgov_observe(self, event: Any) -> None:
+        """See `lgov_core.hookspecs.lgov_observe`."""
+        if not isinstance(event, ObservedDecision):
+            return
+        action, decision = event.action, event.decision
+        verdict = decision.unenforced or decision
+        if verdict.effect < Effect.ESCALATE:
+            return
+        fields = {
+            "point": action.point.value,
+            "name": action.name,
+            "policy": verdict.policy,
+            "rule": verdict.rule,
+            "severity": verdict.severity.value,
+            "shadow": decision.unenforced is not None or None,
+            "decision": decision.decision_id,
+            "rollout": action.rollout_id,
+            "attempt": action.attempt,
+            "agent": action.agent,
+        }
+        log_event(logging.WARNING, "denied", fields, {"reason": verdict.reason})
+
+
+# ---------------------------------------------------------------------- where it is logged to
+
+
+@contextmanager
+def logging_by(settings: Settings) -> Generator[None]:
+    """Logs what servers of this process do, as ``settings`` say, until the block ends. Raises `SettingsError`.
+
+    The log goes to standard error, or to the end of ``log_file``, which is opened again when it was moved away (logrotate).
+    """
+    from logging.handlers import WatchedFileHandler
+
+    if settings.log_file is None:
+        handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    else:
+        try:
+            handler = WatchedFileHandler(settings.log_file, encoding="utf-8")
+        except OSError as error:
+            raise SettingsError(f"the log {settings.log_file} cannot be written: {error.strerror}") from error
+    handler.setFormatter(_Lines(as_json=settings.log_json, content=settings.log_content))
+    logger = logging.getLogger("lgov")
+    before = logger.level, logger.propagate
+    logger.setLevel(settings.log_level.upper())
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+        handler.close()
+
+
+class _Lines(logging.Formatter):
+    """Writes a record as one line. Of an exception it writes type and place, and its text only with ``content``."""
+
+    def __init__(self, *, as_json: bool, content: bool) -> None:
+        super().__init__()
+        self._as_json = as_json
+        self._content = content
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+            **getattr(record, "lgov_fields", {}),
+            **(getattr(record, "lgov_content", {}) if self._content else {}),
+        }
+        if record.exc_info and (error := record.exc_info[1]) is not None:
+            frames = traceback.extract_tb(error.__traceback__)[-6:]
+            fields["exception"] = f"{type(error).__name__}: {error}" if self._content else type(error).__name__
+            fields["at"] = " < ".join(f"{frame.filename}:{frame.lineno}" for frame in reversed(frames))
+        fields = {name: value for name, value in fields.items() if value is not None}
+        if self._as_json:
+            return json.dumps(fields, default=str)
+        head = " ".join(str(fields.pop(name)) for name in ("time", "level", "logger", "event"))
+        return " ".join([head, *(f"{name}={_as_word(value)}" for name, value in fields.items())])
+
+
+def _as_word(value: object) -> str:
+    text = str(value)
+    return text if text.isprintable() and text and not set(text) & set(' "=') else json.dumps(text)
+
+
+# ---------------------------------------------------------------------- whether it can serve
+
+
+def is_outage(error: BaseException | None) -> bool:
+    """Returns whether an error of a store came from its database or the disk, not from what was to be stored."""
+    while error is not None:
+        operational = any(kind.__name__ == "OperationalError" for kind in type(error).__mro__)  # of sqlite3 and psycopg
+        if isinstance(error, DatabaseUnavailable | OSError) or operational:
+            return True
+        error = error.__cause__
+    return False
+
+
+def unrecorded(error: StoreError | None = None) -> EndpointError:
+    """The error for the client of a call that could not be recorded: what the store says names its address."""
+    if error is None or is_outage(error):
+        return Busy("the call cannot be recorded now", status=503, retry_after_s=Readiness.RETRY_AFTER_S)
+    return EndpointError("the call cannot be recorded", status=500, hint=IN_THE_LOG)
+
+
+class Readiness:
+    """Tells whether an endpoint can serve calls: its store, its key material, an upstream. For one event loop.
+
+    The store is probed every two seconds (`watching`), in a thread, so that a call during an outage is refused at once and not
+    after the store has tried to connect for long. A commit that failed counts as an outage of five seconds too. Without a
+    store, keys or upstreams there is nothing that can be missing. Fails closed: a probe that takes too long has failed.
+    """
+
+    RETRY_AFTER_S: Final = 5.0
+
+    def __init__(
+        self, store: TraceStore | None, keys_problem: Callable[[], str | None], engines: Sequence[Any]
+    ) -> None:
+        self._store = store
+        self._ping: Callable[[], None] | None = getattr(store, "ping", None)
+        self._keys_problem = keys_problem
+        self._engines = engines
+        self._down_until = 0.0
+        self._failed: str | None = None
+        self._asking: asyncio.Future[None] | None = None
+
+    def commit_failed(self, error: BaseException) -> None:
+        """The store did not take a call: an outage, unless it is that call which cannot be stored."""
+        if is_outage(error):
+            self._down_until = time.monotonic() + self.RETRY_AFTER_S
+
+    def require_store(self) -> None:
+        """Raises `Busy` (503) while the store is down: the call could not be recorded."""
+        if self.store_is_down():
+            raise unrecorded()
+
+    def store_is_down(self) -> bool:
+        """Returns whether the last probe failed, or a commit a moment ago."""
+        return self._failed is not None or time.monotonic() < self._down_until
+
+    async def problems(self) -> dict[str, str | None]:
+        """By part what is wrong with it, None for nothing: ``store``, ``keys``, ``upstream``. The store is probed anew."""
+        await self._probe()
+        return {
+            "store": "it cannot be written" if self.store_is_down() else None,
+            "keys": self._keys_problem(),
+            "upstream": await self._upstream_problem(),
+        }
+
+    async def _upstream_problem(self) -> str | None:
+        pools = [engine.pool for engine in self._engines if getattr(engine, "pool", None) is not None]
+        await asyncio.gather(*(pool.probe() for pool in pools if not pool.is_probed))
+        answering = any(replica.reachable for pool in pools for replica in pool.replicas)
+        return "none answers" if pools and not answering else None
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncGenerator[None]:
+        """Probes the store until the block ends."""
+        probing = asyncio.create_task(self._keep_probing())
+        try:
+            yield
+        finally:
+            probing.cancel()
+            with suppress(asyncio.CancelledError):
+                await probing
+
+    async def _keep_probing(self) -> None:
+        while self._ping is not None:
+            await asyncio.sleep(_PROBE_S)
+            await self._probe()
+
+    async def _probe(self) -> None:
+        if self._ping is None:
+            return
+        failed: str | None = None
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.ensure_future(asyncio.to_thread(self._ping))
+        try:
+            await asyncio.wait_for(asyncio.shield(self._asking), _PROBE_LIMIT_S)
+        except TimeoutError:
+            failed = f"it did not answer within {_PROBE_LIMIT_S:g} s"
+        except StoreError as error:
+            failed = error.message
+        if (failed is None) != (self._failed is None):
+            level = logging.INFO if failed is None else logging.ERROR
+            log_event(level, "store is back" if failed is None else "store is down", {"cause": failed})
+        self._failed = failed
+
+    def readings(self) -> Iterable[Reading]:
+        """The metric of the store."""
+        if self._store is not None:
+            up = "1 while the store can be written by its last probe and commit, else 0."
+            yield "gauge", "lgov_store_up", up, None, {"": float(not self.store_is_down())}

@@ -1,0 +1,168 @@
+"""What who runs the endpoint sees of it: readiness, outages, the log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from lgov_core.gateway.access import KeyRing
+from lgov_core.gateway.app import create_app
+from lgov_core.gateway.operation import logging_by
+from lgov_core.gateway.policy_gate import open_gate
+from lgov_core.gateway.server import EndpointServer
+from lgov_core.gateway.upstream import UpstreamEngine
+from lgov_core.governance import Governance
+from lgov_core.settings import load_settings
+from lgov_core.store import open_store
+from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
+from tests.gateway.conftest import SECRET, until
+from tests.postgres_server import PostgresServer
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "my secret word is plover"}]}
+
+
+def metric(url: str, name: str) -> float:
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    return float(next(line for line in lines if line.startswith(name) and line[len(name)] in " {").rpartition(" ")[2])
+
+
+def test_an_endpoint_is_ready_while_one_upstream_answers_its_probes() -> None:
+    with ScriptedModelServer(["Hello."]) as model:
+        port = int(model.base_url.split(":")[2].split("/")[0])
+        engine = UpstreamEngine(model.base_url, check_s=0.05)
+        server = EndpointServer(create_app([engine], None, keys=KeyRing(required=False))).start()
+        ready = httpx.get(f"{server.url}/readyz")
+        assert (ready.status_code, ready.json()) == (200, {"status": "ready"})
+        assert metric(server.url, "lgov_upstream_up") == 1
+    try:
+        until(lambda: metric(server.url, "lgov_upstream_up") == 0)
+        ready = httpx.get(f"{server.url}/readyz")
+        assert (ready.status_code, ready.json()) == (503, {"status": "not ready", "upstream": "none answers"})
+        assert httpx.get(f"{server.url}/healthz").status_code == 200
+        with ScriptedModelServer(["Hello."], port=port):
+            until(lambda: httpx.get(f"{server.url}/readyz").status_code == 200)
+    finally:
+        server.stop()
+
+
+def test_an_endpoint_whose_admin_keys_are_gone_is_not_ready() -> None:
+    keys: list[str] = ["lgov_admin_0123456789abcdef"]
+    with (
+        ScriptedModelServer(["Hello."]) as model,
+        EndpointServer([UpstreamEngine(model.base_url)], keys=KeyRing(SECRET, admin_keys=lambda: keys)) as server,
+    ):
+        assert httpx.get(f"{server.url}/readyz").status_code == 200
+        keys.clear()
+        assert httpx.get(f"{server.url}/readyz").json() == {"status": "not ready", "keys": "there is no admin key"}
+
+
+@pytest.fixture
+def postgres() -> Iterator[PostgresServer]:
+    server = PostgresServer()
+    yield server
+    server.close()
+
+
+def test_while_the_store_is_down_calls_are_refused_at_once_and_the_model_is_not_asked(postgres: PostgresServer) -> None:
+    store = open_store(postgres.url(postgres.new_database()))
+    with (
+        ScriptedModelServer(lambda body: "Hello.") as model,
+        EndpointServer([UpstreamEngine(model.base_url)], store) as server,
+    ):
+        url = f"{server.base_url}/chat/completions"
+        assert httpx.post(url, json=BODY, timeout=30).status_code == 200
+        postgres.kill()
+        until(lambda: httpx.get(f"{server.url}/readyz").status_code == 503)
+        assert httpx.get(f"{server.url}/healthz").status_code == 200
+        began = time.monotonic()
+        refused = httpx.post(url, json=BODY)
+        assert time.monotonic() - began < 2
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        assert str(postgres.folder) not in refused.text, "an agent learns nothing of the store"
+        assert len(model.requests) == 1
+        assert metric(server.url, "lgov_store_up") == 0
+        postgres.start()
+        until(lambda: httpx.get(f"{server.url}/readyz").status_code == 200)
+        until(lambda: httpx.post(url, json=BODY, timeout=30).status_code == 200)
+    store.close()
+
+
+POLICY = """
+version: 1
+name: desk
+default: deny
+rules:
+  - {name: read, tools: [read_order], use: allow}
+"""
+
+
+def lines_of(folder: Path, **more: str) -> list[dict[str, object]]:
+    """What an endpoint logs, of a reply with a denied call, a wrong key, and an upstream that is gone."""
+    log = folder / "serve.log"
+    texts = {"log_level": "info", "log_file": str(log), "log_json": "true", **more}
+    (folder / "policy.yaml").write_text(POLICY)
+    keys = KeyRing(SECRET)
+    call = ScriptedReply("", [ScriptedCall("delete_order", {"order": "plover-17"}, "c1")])
+    with logging_by(load_settings(texts=texts, folder=folder, environ={})):
+        gate = open_gate(Governance(policy=folder / "policy.yaml", audit=folder / "audit.db"))
+        with ScriptedModelServer([call]) as model:
+            engine = UpstreamEngine(model.base_url)
+            server = EndpointServer([engine], keys=keys, gate=gate).start()
+            client = openai.OpenAI(base_url=server.base_url, api_key=keys.issue("ada", 1), max_retries=0)
+            client.chat.completions.create(**BODY)  # type: ignore[call-overload]
+        with pytest.raises(openai.APIStatusError):
+            client.chat.completions.create(**BODY)  # type: ignore[call-overload]
+        assert httpx.post(f"{server.base_url}/chat/completions", json=BODY).status_code == 401
+        server.stop()
+        gate.close()
+    text = log.read_text()
+    assert client.api_key not in text
+    assert keys.admin not in text
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_the_log_names_requests_denials_and_causes_and_neither_keys_nor_content(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path)
+    assert "plover" not in json.dumps(lines)
+    (denied,) = (line for line in lines if line["event"] == "denied")
+    assert {denied[name] for name in ("level", "policy", "name", "rollout")} >= {"warning", "delete_order", "ada"}
+    assert str(denied["decision"]).startswith("aud_")
+    failed, refused = (line for line in lines if line["event"] == "request failed")
+    assert (failed["level"], failed["status"], failed["rollout"]) == ("error", 502, "ada")
+    assert "127.0.0.1" in str(failed["upstream"])
+    assert "Connect" in str(failed["cause"])
+    assert (refused["level"], refused["status"]) == ("warning", 401)
+    calls = [line for line in lines if line["event"] == "request"]
+    assert [(line["route"], line["status"]) for line in calls] == [("/v1/chat/completions", s) for s in (200, 502, 401)]
+    assert (calls[0]["rollout"], calls[0]["attempt"]) == ("ada", 1)
+    assert calls[2].get("rollout") is None
+
+
+def test_content_is_logged_where_it_is_asked_for_and_requests_only_from_info_on(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path, log_content="true", log_level="warning")
+    assert {line["event"] for line in lines} == {"denied", "request failed"}
+    (denied,) = (line for line in lines if line["event"] == "denied")
+    assert "delete_order" in str(denied["reason"])
+
+
+def test_a_line_of_text_has_one_word_a_field(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with logging_by(load_settings(texts={"log_file": str(log)}, folder=tmp_path, environ={})):
+        fields = {"lgov_fields": {"upstream": "a:1", "cause": "no\nroute", "none": None}}
+        logging.getLogger("lgov.gateway").warning("upstream is down", extra=fields)
+        logging.getLogger("lgov.gateway").info("request", extra=fields)
+        log.rename(tmp_path / "rotated")
+        logging.getLogger("lgov.gateway").warning("again")
+    assert (
+        (tmp_path / "rotated")
+        .read_text()
+        .endswith('warning lgov.gateway upstream is down upstream=a:1 cause="no\\nroute"\n')
+    )
+    assert "again" in log.read_text(), "a file that was moved away is opened again"
