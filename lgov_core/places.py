@@ -35,6 +35,8 @@ _CLOSED_NAMES: Final = frozenset((*NAMES, *_INSTALLED))
 POLICY_NAMES: Final = ("policy.yaml", "policy.yml")
 #: The record where none is named: in the working folder.
 DEFAULT_AUDIT: Final = Path(".lgov") / "audit.db"
+#: The file of approval requests where a policy file names none: in the policy file's folder.
+DEFAULT_APPROVALS: Final = ".lgov/approvals.db"
 #: A folder that only the root of a box has: `lgov_core.confine.layers` makes it, and nothing inside can change or remove it.
 MARK: Final = "/.lgov-box"
 _ETC = """

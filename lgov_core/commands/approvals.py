@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lgov_core.commands.group import Exit, write_json, write_table
+from lgov_core.commands.group import Exit, write_json, write_result, write_table
 from lgov_core.commands.options import EXISTING_FILE, command
+from lgov_core.places import DEFAULT_APPROVALS
 from lgov_core.settings import load_settings
 
 if TYPE_CHECKING:
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 @click.option("--all", "everything", is_flag=True, help="Include requests that were answered, used or expired.")
 @click.option("--approve", "approved", metavar="REQUEST", multiple=True, help="Approve this request; repeatable.")
 @click.option("--reject", "rejected", metavar="REQUEST", multiple=True, help="Reject this request; repeatable.")
-@click.option("--by", help="Name of the person who answers; kept in the audit record.")
+@click.option("--by", help="Who answers, for the audit record: a name, or an approver's key; - asks for the key.")
 @click.option("--reason", default="", help="Reason of a rejection; shown to the model.")
+@click.option("--key", "approver", metavar="NAME", help="Make a key for this approver and print it, instead.")
 def approvals(
     file: Path | None,
     everything: bool,
@@ -34,6 +36,7 @@ def approvals(
     rejected: tuple[str, ...],
     by: str | None,
     reason: str,
+    approver: str | None,
     as_json: bool,
 ) -> None:
     """List the calls that wait for approval, oldest first; or answer them with --approve and --reject.
@@ -45,10 +48,17 @@ def approvals(
     REQUEST is an id, or the beginning of one. An approval is for exactly that call, once, until it expires. After a rejection
     the model reads that, and the reason. Stops with exit status 1 at the first that is not pending; the earlier ones stay
     answered.
+
+    Once an approver has a key, every answer takes one, and its name is the one on record. A new key ends the older one.
     """
     from lgov_core.policies import ApprovalRequests
 
-    file = file or _file_of_settings()
+    file = file or _file_of_settings(may_be_made=approver is not None)
+    if approver is not None:
+        with closing(ApprovalRequests(file)) as requests:
+            key = requests.add_approver(approver)
+        write_result({"name": approver, "key": key, "file": str(file)}, key, as_json=as_json)
+        return
     if (approved or rejected) and by is None:
         raise click.UsageError("say who answers: --by NAME")
     if by is None or not (approved or rejected):
@@ -60,6 +70,8 @@ def approvals(
         if not waiting and not as_json:
             click.echo("nothing waits", err=True)
         return
+    if by == "-":
+        by = click.prompt("Key", hide_input=True, err=True)
     answered: list[ApprovalRequest] = []
     try:
         with closing(ApprovalRequests(file)) as requests:
@@ -71,17 +83,25 @@ def approvals(
         _write(answered, as_json)
 
 
-def _file_of_settings() -> Path:
-    """The one file of approval requests in the policy file of the settings. Raises `click.UsageError` for none or several."""
+def _file_of_settings(*, may_be_made: bool) -> Path:
+    """The one file of approval requests in the policy file of the settings, or the usual one in this folder.
+
+    Its folder is made where the file ``may_be_made``. Raises `click.UsageError` for none or several.
+    """
     from lgov_core.views.governance import approval_files
 
     policy = load_settings().policy
-    files = [] if policy is None else [path for path in approval_files(policy) if path.is_file()]
+    named = [Path(DEFAULT_APPROVALS)] if policy is None else approval_files(policy)
+    files = named if may_be_made else [path for path in named if path.is_file()]
     if len(files) != 1:
         several = (
-            f"{policy} has several: {', '.join(map(str, files))}" if files else "the settings name none that exists"
+            f"{policy} has several: {', '.join(map(str, files))}"
+            if files
+            else f"there is no {' or '.join(map(str, named))}"
         )
         raise click.UsageError(f"name the file of approval requests; {several}")
+    if may_be_made:
+        files[0].parent.mkdir(parents=True, exist_ok=True)
     return files[0]
 
 
@@ -94,15 +114,16 @@ def _write(requests: Sequence[ApprovalRequest], as_json: bool) -> None:
 
 
 def _row(request: ApprovalRequest, listed: Sequence[ApprovalRequest]) -> tuple[object, ...]:
-    from lgov_core.policies.approvals.requests import short_id
+    from lgov_core.policies.approvals.notices import short_id
 
     now = time.time()
     short = short_id(request.request_id)
     waits = request.state == "pending" and request.waits_until is not None and request.waits_until > now
     by = "" if request.answered_by is None else f" by {request.answered_by}"
+    of = f" ({len(request.answers)} of {request.inquiry.approvers})" if request.inquiry.approvers > 1 else ""
     return (
         short if sum(other.request_id.startswith(short) for other in listed) == 1 else request.request_id,
-        f"{request.state}, call waits" if waits else f"{request.state}{by}",
+        f"{request.state}, call waits{of}" if waits else f"{request.state}{by}{of}",
         f"{_duration(now - request.asked_at)} ago",
         _duration(request.until - now) if request.state in ("pending", "approved", "rejected") else "",
         short_id(request.rollout_id or ""),

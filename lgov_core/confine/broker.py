@@ -27,7 +27,7 @@ from lgov_core.confine.proxy import POLICY, AskedConnection, Attempts
 from lgov_core.errors import AuditError, LgovError, PolicyError
 from lgov_core.governor import ObservedDecision
 from lgov_core.policies.approvals.policy import ApprovalPolicy
-from lgov_core.policies.approvals.requests import ApprovalRequest, ApprovalRequests
+from lgov_core.policies.approvals.requests import ApprovalRequest, ApprovalRequests, Inquiry
 from lgov_core.policies.loader import load_policy_file
 from lgov_core.policies.policy_set import PolicySet
 from lgov_core.policies.registry import available_policies
@@ -139,9 +139,11 @@ class BoxBroker:
         request = requests.ask(
             content,
             fingerprint(content),
+            Inquiry.from_json(message["inquiry"]),
             expires_s=float(message["expires_s"]),
             rollout_id=None if message.get("rollout_id") is None else str(message["rollout_id"]),
             waits_s=float(message.get("waits_s", 0)),
+            begins=bool(message.get("begins", True)),
         )
         return {"request": None} if request is None else {"request": asdict(request[0]), "new": request[1]}
 
@@ -275,15 +277,25 @@ class BrokeredRequests(ApprovalRequests):
         """See `ApprovalRequests.place`."""
         return self._store
 
-    def _make_or_find(
-        self, content: Mapping[str, Any], digest: str, expires_s: float, rollout_id: str | None, waits_s: float
+    def ask(
+        self,
+        content: Mapping[str, Any],
+        digest: str,
+        inquiry: Inquiry,
+        *,
+        expires_s: float = 3600.0,
+        rollout_id: str | None = None,
+        waits_s: float = 0.0,
+        begins: bool = True,
     ) -> tuple[ApprovalRequest, bool] | None:
-        about = {"expires_s": expires_s, "rollout_id": rollout_id, "waits_s": waits_s}
-        answer = self._asked("ask", content=json.loads(canonical_json(content)), **about)
+        """See `ApprovalRequests.ask`; the wait is announced outside."""
+        about = {"expires_s": expires_s, "rollout_id": rollout_id, "waits_s": waits_s, "begins": begins}
+        exact = json.loads(canonical_json(content))
+        answer = self._asked("ask", content=exact, inquiry=asdict(inquiry), **about)
         request = answer.get("request")
         if request is None:
             return None
-        approval = ApprovalRequest(**request)
+        approval = ApprovalRequest.from_json(request)
         if approval.digest != digest:
             raise PolicyError("the broker answered about another call")
         return approval, bool(answer["new"])

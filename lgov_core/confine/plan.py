@@ -307,12 +307,16 @@ def _hidden(rules: ConfineRules, sensitive: Iterable[str], real: Mapping[str, bo
 
 def _kept_out(files: Iterable[str], rules: ConfineRules, real: Mapping[str, bool]) -> Iterator[str]:
     """The folders of ``files`` that the box would show, to be hidden."""
-    for folder in {os.path.dirname(os.path.realpath(file)) for file in files}:
+    by_folder: dict[str, list[str]] = {}
+    for file in files:
+        by_folder.setdefault(os.path.dirname(os.path.realpath(file)), []).append(os.path.basename(file))
+    for folder, names in by_folder.items():
         if any(_within(folder, shown_path) for shown_path in real):
             if any(_within(os.path.realpath(path), folder) for path in (*rules.read, *rules.write, os.getcwd())):
                 raise InstrumentationError(
-                    f"the record, its key and heads, and the approvals must be outside the box, and it shows {folder}",
-                    hint="keep them in a folder of their own, such as .lgov",
+                    f"the box shows {folder}, and in it would be {', '.join(names)}: what is kept about a program must be"
+                    " outside of its box",
+                    hint="keep it in a folder of its own, such as .lgov/approvals.db",
                 )
             yield folder
 

@@ -22,7 +22,7 @@ from msgspec import Meta
 
 from lgov_core._util.schema import Mistake, Place, checked, read_yaml
 from lgov_core.errors import PolicyFileError, suggest_name
-from lgov_core.places import HARMLESS_VARIABLES, MARK
+from lgov_core.places import DEFAULT_APPROVALS, HARMLESS_VARIABLES, MARK
 from lgov_core.policies.content.secrets import SECRET_NAMES
 from lgov_core.settings import read_written
 
@@ -146,16 +146,16 @@ class ConfinedPolicy:
         return _rules(self.value, self.source)
 
     def approval_stores(self) -> dict[str, list[Mapping[str, Any]]]:
-        """The files of the approvals that the rules want, as the loader names them; an empty text for those without one.
+        """The files of the approvals that the rules want, as the loader names them, each with the options of its rules.
 
-        Each with the options of its rules.
+        Among the options is the ``name`` of the rule.
         """
         stores: dict[str, list[Mapping[str, Any]]] = {}
         for rule in self.rules or ():
             if isinstance(rule, dict) and rule.get("use") == "approval":
                 options = rule.get("with") or {}
-                store = str(self.source.folder / options["store"]) if options.get("store") else ""
-                stores.setdefault(store, []).append(options)
+                store = str(self.source.folder / (options.get("store") or DEFAULT_APPROVALS))
+                stores.setdefault(store, []).append({"name": rule.get("name", "approval"), **options})
         return stores
 
 

@@ -149,9 +149,10 @@ def _named_places(
     for rule in rules if isinstance(rules, list | tuple) else ():
         if not isinstance(rule, Mapping) or rule.get("use") not in registry:
             continue
-        kind, options = options_kind(registry[str(rule["use"])]), rule.get("with")
+        kind, options = options_kind(registry[str(rule["use"])]), rule.get("with") or {}
         if kind is None or not isinstance(options, Mapping):
             continue
+        options = {**kind.defaults_in_files, **options}
         for names, files in ((kind.obeyed, obeyed), (kind.kept, kept)):
             for value in (folder_joined(folder, options.get(name)) for name in names):
                 listed: Sequence[Any] = value if isinstance(value, list) else [value]
@@ -295,6 +296,7 @@ class _Loading:
             self.known_keys(where, options, tuple(option for option in parameters if option != "name"), what="option")
         kind = options_kind(factory)
         required, paths = (kind.needed_in_files, kind.paths) if kind is not None else ((), ())
+        options = options if kind is None or self.folder is None else {**kind.defaults_in_files, **options}
         for option, parameter in parameters.items():
             missing = option not in options if parameter.default is parameter.empty else option in required
             if missing and options.get(option) is None and option != "name" and not open_ended:

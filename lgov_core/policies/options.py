@@ -64,6 +64,8 @@ class PolicyOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     in_python: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType({})
     #: Options that a file must give, although Python need not.
     needed_in_files: ClassVar[tuple[str, ...]] = ()
+    #: Values of options that a file does not give, where they differ from Python's.
+    defaults_in_files: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     @classmethod
     @cache

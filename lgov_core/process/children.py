@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lgov_core.governance import Governance
-from lgov_core.policies.approvals import requests as approval_requests
+from lgov_core.policies.approvals import notices as approval_notices
 from lgov_core.process.governed import (
     Blocked,
     BlockedActions,
@@ -66,7 +66,7 @@ _NEVER = sys.maxsize
 _ANCESTORS = 32
 #: Seconds that a Python which the program started at its very end has to begin.
 _START_S = 5.0
-_STARTERS = (platform.__file__, approval_requests.__file__)
+_STARTERS = (platform.__file__, approval_notices.__file__)
 _START_EVENTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.exec", "os.spawn", "os.system"})
 
 

@@ -93,11 +93,13 @@ def _stores(confined: ConfinedPolicy | None) -> dict[str, list[Mapping[str, Any]
 def _requests(store: str, rules: Sequence[Mapping[str, Any]]) -> ApprovalRequests:
     """The requests in a file: an approval holds no longer than the longest ``expires_s`` of its rules says."""
     from lgov_core.policies import ApprovalRequests
-    from lgov_core.policies.approvals.requests import Notice
+    from lgov_core.policies.approvals.notices import Notice
+    from lgov_core.policies.approvals.requests import Inquiry
 
     longest = max(rule.get("expires_s", 3600.0) for rule in rules)  # as `ApprovalPolicy` has it
-    notices = [Notice.of("approval", rule.get("command", ()), rule.get("webhook")) for rule in rules]
-    return ApprovalRequests(store or None, expires_s=longest, notices=notices)
+    notices = [Notice.of("approval", rule.get("command", ()), rule.get("webhook"), store) for rule in rules]
+    answered = {str(rule["name"]): Inquiry.of_rule(rule) for rule in rules}
+    return ApprovalRequests(store, expires_s=longest, notices=notices, rules=answered)
 
 
 def _start(

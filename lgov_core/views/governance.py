@@ -17,6 +17,7 @@ from lgov_core._util.json_text import canonical_json
 from lgov_core._util.schema import read_yaml
 from lgov_core.audit import AuditEntry, AuditLog
 from lgov_core.errors import PolicyError, StoreError
+from lgov_core.places import DEFAULT_APPROVALS
 from lgov_core.policies import ApprovalRequest, ApprovalRequests
 from lgov_core.policies.loader import read_policy_file
 from lgov_core.store import RolloutQueue, open_store
@@ -265,7 +266,7 @@ def _request_item(file: Path, request: ApprovalRequest) -> dict[str, Any]:
 
 
 def approval_files(policy: Path) -> list[Path]:
-    """The files of approval requests that a policy file names (``store`` of ``use: approval``). Raises `PolicyFileError`."""
+    """The files of approval requests of a policy file: the ``store`` of each ``use: approval``. Raises `PolicyFileError`."""
     document, _ = read_yaml(read_policy_file(policy).decode("utf-8", "replace"), str(policy))
     files: list[Path] = []
     unread: list[Any] = [document]
@@ -274,9 +275,10 @@ def approval_files(policy: Path) -> list[Path]:
         if isinstance(value, dict):
             rule: dict[Any, Any] = value
             options = rule.get("with")
-            if rule.get("use") == "approval" and isinstance(options, dict) and isinstance(options.get("store"), str):
-                files.append(policy.parent / Path(options["store"]).expanduser())
+            if rule.get("use") == "approval":
+                store = options.get("store") if isinstance(options, dict) else None
+                files.append(policy.parent / Path(store if isinstance(store, str) else DEFAULT_APPROVALS).expanduser())
             unread += rule.values()
         elif isinstance(value, list):
             unread += value
-    return files
+    return list(dict.fromkeys(files))

@@ -190,18 +190,21 @@ def test_approvals_are_answered_outside_only(workspace: Workspace) -> None:
     requests.close()
 
 
-def test_an_approval_holds_no_longer_than_the_policy_says(workspace: Workspace) -> None:
+def test_an_approval_holds_no_longer_and_is_given_by_nobody_else_than_the_policy_says(workspace: Workspace) -> None:
     store = str(workspace.folder / ".lgov" / "approvals.db")
     (workspace.folder / "policy.yaml").write_text(APPROVAL.format(store=".lgov/approvals.db"))
     content = {"name": "pay", "arguments": {}}
+    claimed = {"rule": "approval", "approvers": 0, "by": ["me"]}
     ran = workspace.run(
-        f"{INSIDE}ask(do='ask', store={store!r}, content={content!r}, rollout_id=None, expires_s=1e18, waits_s=0)"
+        f"{INSIDE}ask(do='ask', store={store!r}, content={content!r}, inquiry={claimed!r}, rollout_id=None,"
+        " expires_s=1e18, waits_s=0)"
     )
     assert "request" in answers(ran)[0], ran.output
     requests = ApprovalRequests(store)
     (request,) = requests.pending()
     requests.close()
     assert request.until - request.asked_at == pytest.approx(3600)
+    assert (request.inquiry.approvers, request.inquiry.by) == (1, ())
 
 
 @pytest.mark.parametrize("store", ["approvals.db", "../approvals.db"])

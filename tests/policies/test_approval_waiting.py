@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import logging
 import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,8 @@ from click.testing import CliRunner
 
 from lgov_core.commands import cli
 from lgov_core.errors import PolicyError
-from lgov_core.policies import ApprovalPolicy, ApprovalRequest, ApprovalRequests
+from lgov_core.policies import ApprovalPolicy, ApprovalRequest, ApprovalRequests, PolicySet
+from lgov_core.policies.approvals import notices
 from lgov_core.reward import AirPlugin
 from lgov_core.types import Effect, ToolOutcome
 
@@ -121,16 +124,20 @@ def test_the_beginning_of_an_id_is_enough_when_it_is_unique(tmp_path: Path) -> N
     assert requests.approve(first[:14], by="Eve").request_id == first
 
 
-def test_a_file_of_the_format_before_is_brought_up_to_date(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "added"), [(1, ("rollout_id", "waits_until")), (2, ())])
+def test_a_file_of_a_format_before_is_brought_up_to_date(tmp_path: Path, version: int, added: tuple[str, ...]) -> None:
     path = tmp_path / "approvals.db"
     ApprovalPolicy(store=path).judge(pay())
     with sqlite3.connect(path) as connection:
-        for column in ("rollout_id", "waits_until"):
+        for column in (*added, "wait_ends", "inquiry", "answers"):
             connection.execute(f"ALTER TABLE requests DROP COLUMN {column}")
-        connection.execute("PRAGMA user_version=1")
+        connection.execute("DROP TABLE approvers")
+        connection.execute(f"PRAGMA user_version={version}")
     connection.close()
-    (request,) = ApprovalRequests(path).pending()
-    assert (request.name, request.rollout_id) == ("pay", None)
+    requests = ApprovalRequests(path)
+    (request,) = requests.pending()
+    assert (request.name, request.inquiry.approvers) == ("pay", 1)
+    assert requests.approve(request.request_id, by="Eve").answerers == "Eve"
 
 
 def test_what_one_run_asked_for_the_next_run_may_do(tmp_path: Path) -> None:
@@ -178,27 +185,97 @@ def test_the_command_of_the_operator_gets_the_request(tmp_path: Path, monkeypatc
     assert (asked["name"], asked["arguments"], asked["agent"]) == ("pay", {"to": "Ann", "amount": 10}, "clerk")
 
 
-def test_a_webhook_gets_the_request_and_its_answer(tmp_path: Path) -> None:
-    posted: list[Any] = []
+@contextmanager
+def receiver(*statuses: int) -> Iterator[tuple[str, list[tuple[Any, bytes]]]]:
+    """A server that answers with these statuses, one after the other: its address, and what it got."""
+    posted: list[tuple[Any, bytes]] = []
 
     class Hook(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            posted.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-            self.send_response(204)
+            posted.append((self.headers, self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(statuses[len(posted) - 1])
             self.end_headers()
 
         def log_message(self, *args: object) -> None:
             pass
 
     with HTTPServer(("127.0.0.1", 0), Hook) as server:
-        threading.Thread(target=server.handle_request).start()
-        path = tmp_path / "approvals.db"
-        policy = ApprovalPolicy(store=path, webhook=f"http://127.0.0.1:{server.server_port}/ask")
-        policy.judge(pay(rollout_id="ro_9"))
+        thread = threading.Thread(target=lambda: [server.handle_request() for _ in statuses])
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/ask", posted
+        thread.join()
+
+
+def test_a_webhook_gets_the_request_and_its_answer(tmp_path: Path) -> None:
+    path = tmp_path / "approvals.db"
+    with receiver(204) as (address, posted):
+        policy = ApprovalPolicy(store=path, webhook=address, question="Pay $amount to $to?", name="payments")
+        policy.judge(pay(rollout_id="ro_9", context={"user_text": ["Pay Ann, please."]}))
         _join_notices()
-    (asked,) = posted
-    assert asked["rollout_id"] == "ro_9"
+    ((_, body),) = posted
+    asked = json.loads(body)
+    assert (asked["rollout_id"], asked["rule"], asked["question"]) == ("ro_9", "payments", "Pay 10 to Ann?")
+    assert asked["user_text"] == "Pay Ann, please."
     assert asked["approve"] == f"lgov approvals {path} --approve {asked['request_id'][:12]} --by NAME"
+
+
+def test_a_webhook_is_signed_with_the_key_beside_the_store(tmp_path: Path) -> None:
+    path = tmp_path / "approvals.db"
+    with receiver(204) as (address, posted):
+        ApprovalPolicy(store=path, webhook=address).judge(pay())
+        _join_notices()
+    ((headers, body),) = posted
+    key_file = tmp_path / "approvals.db.webhook-key"
+    assert key_file.stat().st_mode & 0o777 == 0o600
+    at = headers["x-lgov-timestamp"]
+    assert abs(time.time() - int(at)) < 60
+    signed = hmac.new(key_file.read_text().strip().encode(), at.encode() + b"." + body, "sha256").hexdigest()
+    assert headers["x-lgov-signature"] == signed
+
+
+def test_a_webhook_that_fails_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "_TRIES_AGAIN_AFTER_S", (0.0, 0.0, 0.0))
+    with receiver(503, 500, 204) as (address, posted):
+        ApprovalPolicy(store=tmp_path / "approvals.db", webhook=address).judge(pay())
+        _join_notices()
+    assert len({body for _, body in posted}) == 1
+    assert len(posted) == 3
+
+
+@pytest.mark.parametrize("webhook", ["http://example.org/x", "http://localhost:8@example.org/", "ftp://localhost/"])
+def test_a_webhook_of_another_machine_is_https(tmp_path: Path, webhook: str) -> None:
+    with pytest.raises(PolicyError, match="webhook"):
+        ApprovalPolicy(store=tmp_path / "approvals.db", webhook=webhook)
+
+
+def test_every_wait_is_announced_also_the_second(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with receiver(204, 204) as (address, posted):
+        for rollout in ("ro_1", "ro_2"):
+            policy = ApprovalPolicy(store=tmp_path / "approvals.db", wait_s=0.6, webhook=address)
+            policy.judge(pay(rollout_id=rollout))
+            _join_notices()
+    assert [line.partition(":")[2].split(":")[0] for line in caplog.messages] == [
+        " pay waits up to 1 s for approval"
+    ] * 2
+    asked = [json.loads(body) for _, body in posted]
+    assert [one["rollout_id"] for one in asked] == ["ro_1", "ro_2"]
+    assert all(0 < one["waits_until"] - time.time() + 5 < 6 for one in asked)
+
+
+def test_in_shadow_mode_nobody_is_asked_and_nothing_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[ApprovalRequest] = []
+    path = tmp_path / "approvals.db"
+    for policy in (ApprovalPolicy(store=path, wait_s=60), ApprovalPolicy(approver=lambda one: bool(asked.append(one)))):
+        began = time.monotonic()
+        subject = governor(PolicySet([policy], mode="shadow"))
+        decision = subject.decide(pay())
+        assert time.monotonic() - began < 5
+        assert not decision.blocks
+        assert [(one.effect.label, one.reason) for one in decision.parts] == [
+            ("escalate", "A person would have been asked to approve this call.")
+        ]
+        subject.close()
+    assert (asked, ApprovalRequests(path).all(), caplog.messages) == ([], [], [])
 
 
 def test_a_notice_that_fails_changes_no_decision(caplog: pytest.LogCaptureFixture) -> None:

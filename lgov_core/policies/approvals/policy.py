@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextvars
+import getpass
 import inspect
 import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from string import Template
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -18,13 +21,15 @@ from msgspec import Meta
 
 from lgov_core._util.json_text import NotCanonical, canonical_json, fingerprint
 from lgov_core.errors import PolicyError
-from lgov_core.governor.judging import caller_gone
+from lgov_core.governor.judging import caller_gone, in_shadow
 from lgov_core.governor.options import in_dry_run
 from lgov_core.governor.patterns import matches_any
-from lgov_core.policies.approvals.requests import ApprovalRequest, ApprovalRequests, Notice, answer_command
+from lgov_core.places import DEFAULT_APPROVALS
+from lgov_core.policies.approvals.notices import Notice, answer_command
+from lgov_core.policies.approvals.requests import ApprovalRequest, ApprovalRequests, Inquiry
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.budgets.counting import NOT_MADE, Judgements, Per, count_key, decided, now_of
-from lgov_core.policies.options import PolicyOptions, Positive, Text, Texts, takes
+from lgov_core.policies.options import Count, PolicyOptions, Positive, Text, Texts, takes
 from lgov_core.types import Action, Decision, Effect, Point, Severity, ToolOutcome, new_id
 
 #: Is asked about one call, and answers True or False; anything else is no.
@@ -32,6 +37,8 @@ Approver = Callable[[ApprovalRequest], bool | Awaitable[bool]]
 
 #: How often a call that waits looks for the answer, in seconds.
 _LOOKS_EVERY_S = 0.25
+#: Characters of the user's request, and of what is asked, that a person is shown.
+_SHOWN = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,7 @@ class ApprovalOptions(PolicyOptions, frozen=True):
     """The options of an `ApprovalPolicy`."""
 
     paths = kept = ("store",)
+    defaults_in_files = MappingProxyType({"store": DEFAULT_APPROVALS})
     in_python = MappingProxyType(
         {"approver": (Callable,), "clock": (Callable,), "store": (ApprovalRequests, os.PathLike)}
     )
@@ -64,6 +72,10 @@ class ApprovalOptions(PolicyOptions, frozen=True):
     clock: Callable[[], float] = time.time
     name: Text = "ApprovalPolicy"
     unattended: Literal["wait", "deny"] = "wait"
+    question: Text | None = None
+    approvers: Count = 1
+    by: Texts = ()
+    teams: Annotated[Mapping[Text, Texts], Meta(description="names of people by team")] = MappingProxyType({})
 
 
 class ApprovalPolicy(BoundedPolicy):
@@ -78,13 +90,20 @@ class ApprovalPolicy(BoundedPolicy):
     in ``pending()`` until `approve` or `reject` answers it; with ``store`` (a path, or `ApprovalRequests`) another program
     can answer, through the same file. The same call, made again, is then evaluated by every policy. With ``wait_s`` the
     call itself first waits up to that many seconds for the answer; with ``unattended: deny`` only where a person can be asked,
-    which is where there is a ``command``, a ``webhook``, or a terminal that standard error goes to.
+    which is where there is a ``command``, a ``webhook``, or a terminal that standard error goes to. In shadow mode nobody is
+    asked: the decision says that a person would have been.
+
+    ``question`` is what the person reads first, with ``$name`` for the value of an argument. ``approvers`` is how many people
+    have to approve, ``by`` the names of those who may answer, and of ``teams``; both take approvers with keys
+    (`ApprovalRequests.add_approver`). Nobody answers with a key for a call of their own: the ``user`` of the action's context,
+    its session, or the operating system's user who runs the program.
 
     ``approver`` (in Python) is a function or coroutine function that gets a copy of the arguments and has ``timeout_s``
     seconds. True approves; False, anything else, an exception and a timeout deny.
 
-    Each new request is logged with the command that answers it. ``command`` (a list of words) is run with the request as
-    JSON on standard input, and ``webhook`` (a web address) gets it by POST; both contain the arguments.
+    Each new request, and each begin of a wait, is logged with the command that answers it. ``command`` (a list of words) is
+    run with the request as JSON on standard input, and ``webhook`` (a web address) gets it by POST; both contain the
+    arguments. A webhook is signed with the key in the file beside the store (``….webhook-key``), and tried four times.
 
     The rule is evaluated after all others, on the arguments as the transforms left them, and only if no other denies.
 
@@ -110,10 +129,15 @@ class ApprovalPolicy(BoundedPolicy):
         if isinstance(options.store, ApprovalRequests):
             self.requests = options.store
         else:
-            path = None if options.store is None or in_dry_run() else options.store
-            notice = Notice(tuple(options.command), options.webhook)
-            self.requests = ApprovalRequests(path, clock=self._clock, notices=(notice,), quiet=in_dry_run())
-        self._settings = fingerprint([self.name, self.per, self.expires_s, list(self.tools)])
+            self.requests = _requests(options)
+        self._question = options.question
+        self._answered_by = Inquiry.of_rule(
+            {"name": self.name, "approvers": options.approvers, "by": options.by, "teams": options.teams}
+        )
+        if self._answered_by.by and len(self._answered_by.by) < options.approvers:
+            raise PolicyError(f"{self.name}: approvers is {options.approvers}, and by names fewer people")
+        answered = [[options.approvers, list(self._answered_by.by)]] if self._answered_by.needs_key else []
+        self._settings = fingerprint([self.name, self.per, self.expires_s, list(self.tools), *answered])
         self._judgements = Judgements()
         self._used = Judgements()
 
@@ -123,6 +147,8 @@ class ApprovalPolicy(BoundedPolicy):
         """An allow for an approved call, else a deny or an escalate; None for what needs no approval."""
         if action.point is not Point.PRE_TOOL_CALL or not matches_any(action.name, self.tools):
             return None
+        if in_shadow(action):
+            return self.escalate("approval-pending", "A person would have been asked to approve this call.")
         try:
             content = self._content(action)
             digest = fingerprint(content)
@@ -136,7 +162,7 @@ class ApprovalPolicy(BoundedPolicy):
             self._undo(inquiry)
         try:
             inquiry = (
-                self._ask_person(content, digest, action.rollout_id)
+                self._ask_person(content, digest, action)
                 if self._approver is None
                 else self._ask_approver(content, digest)
             )
@@ -159,8 +185,21 @@ class ApprovalPolicy(BoundedPolicy):
             "scope": {self.per: count_key(action, self.per)},
         }
 
-    def _ask_person(self, content: dict[str, Any], digest: str, rollout_id: str | None) -> _Asked | None:
-        answer = self._answered_request(content, digest, rollout_id)
+    def _inquiry(self, action: Action) -> Inquiry:
+        """The circumstances of the call, for the person who is asked about it."""
+        user_text, user = action.context.get("user_text"), action.context.get("user")
+        texts = [user_text] if isinstance(user_text, str) else user_text if isinstance(user_text, list) else ()
+        names = {name: str(value) for name, value in action.arguments.items()}
+        usual = f"{action.agent or 'The agent'} asks to run {action.name}."
+        return replace(
+            self._answered_by,
+            question=Template(self._question).safe_substitute(names)[:_SHOWN] if self._question else usual,
+            user_text=str(texts[-1])[:_SHOWN] if texts else "",
+            requesters=tuple(name for name in (user, action.session_id, _os_user()) if isinstance(name, str) and name),
+        )
+
+    def _ask_person(self, content: dict[str, Any], digest: str, action: Action) -> _Asked | None:
+        answer = self._answered_request(content, digest, action)
         if answer is None:
             return None
         request, is_new = answer
@@ -169,10 +208,11 @@ class ApprovalPolicy(BoundedPolicy):
                 self.requests.give_back(request.request_id)
             decision = self.deny("approval-changed", "The arguments changed while approval was asked for")
         elif request.state == "approved":
-            decision = self._approved(request, request.answered_by or "?")
+            decision = self._approved(request, request.answerers, request.answered)
         elif request.state == "rejected":
             comment = f": {request.reason}" if request.reason else ""
-            decision = self.deny("approval-rejected", f"{request.answered_by} rejected this call{comment}")
+            by = request.answers[-1] if request.answers else request.answered_by
+            decision = self.deny("approval-rejected", f"{by} rejected this call{comment}")
         else:
             late = f"; there was no answer within {self.wait_s:g} s" if self.wait_s else ""
             if self._patience_s() < self.wait_s:
@@ -188,22 +228,25 @@ class ApprovalPolicy(BoundedPolicy):
         return self.wait_s if self._tells or _has_terminal() else 0.0
 
     def _answered_request(
-        self, content: dict[str, Any], digest: str, rollout_id: str | None
+        self, content: dict[str, Any], digest: str, action: Action
     ) -> tuple[ApprovalRequest, bool] | None:
         """The request for this call and whether it is new, once it is answered, or after ``wait_s`` seconds."""
-        gone, end, is_new = caller_gone(), time.monotonic() + self._patience_s(), False
+        gone, end, is_new, begins = caller_gone(), time.monotonic() + self._patience_s(), False, True
+        inquiry = self._inquiry(action)
         while True:
             waits_s = max(end - time.monotonic(), 0.0)
             answer = self.requests.ask(
                 content,
                 digest,
+                inquiry,
                 expires_s=self.expires_s,
-                rollout_id=rollout_id,
+                rollout_id=action.rollout_id,
                 waits_s=0.0 if gone.is_set() else waits_s,
+                begins=begins,
             )
             if answer is None:
                 return None
-            is_new = is_new or answer[1]
+            is_new, begins = is_new or answer[1], False
             if answer[0].state == "approved" and gone.is_set():
                 self.requests.give_back(answer[0].request_id)
             if answer[0].state != "pending" or waits_s == 0 or gone.is_set():
@@ -219,15 +262,15 @@ class ApprovalPolicy(BoundedPolicy):
         if fingerprint(content) != digest:
             decision = self.deny("approval-changed", "The arguments changed while approval was asked for")
         elif answer is True:
-            decision = self._approved(request, "the approver")
+            decision = self._approved(request, "the approver", f"request {request.request_id}")
         elif answer is False:
             decision = self.deny("approval-rejected", "The approver rejected this call")
         else:
             decision = self.deny("approval-failed", f"The approver gave no answer: {answer}")
         return _Asked(digest, request, decision)
 
-    def _approved(self, request: ApprovalRequest, by: str) -> Decision:
-        return Decision(Effect.ALLOW, self.name, "approved", f"{by} approved it (request {request.request_id})")
+    def _approved(self, request: ApprovalRequest, by: str, answered: str) -> Decision:
+        return Decision(Effect.ALLOW, self.name, "approved", f"{by} approved it ({answered})")
 
     # ------------------------------------------------------------------ after the call
 
@@ -279,6 +322,30 @@ class ApprovalPolicy(BoundedPolicy):
     def reject(self, request_id: str, *, by: str, reason: str = "") -> ApprovalRequest:
         """Rejects a pending request; the model reads ``reason``. Raises `PolicyError` when it is not pending any more."""
         return self.requests.reject(request_id, by=by, reason=reason)
+
+
+def _requests(options: ApprovalOptions) -> ApprovalRequests:
+    """The requests in the file of these options, or in memory; a dry run touches no file."""
+    if in_dry_run():
+        return ApprovalRequests(None, clock=options.clock, quiet=True)
+    path: Any = options.store
+    if path is not None and (folder := Path(path).parent).name == Path(DEFAULT_APPROVALS).parent.name:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PolicyError(
+                f"{options.name}: store {path} cannot be made: {error}", hint="name another store"
+            ) from error
+    notice = Notice.of(options.name, options.command, options.webhook, path)
+    return ApprovalRequests(path, clock=options.clock, notices=(notice,))
+
+
+def _os_user() -> str:
+    """The name of the user whose process this is."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return ""
 
 
 def _answer_of(approver: Any, request: ApprovalRequest, timeout_s: float) -> object:

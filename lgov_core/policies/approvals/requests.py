@@ -1,116 +1,59 @@
-"""Approval requests: what was asked for, who approved or rejected it, when the answer expires, and who is told of it."""
+"""Approval requests: what was asked for, who may answer, who approved or rejected it, and when the answer expires."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 import os
+import re
+import secrets
 import sqlite3
-import subprocess
-import threading
 import time
-import urllib.request
+import unicodedata
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeAlias
-from urllib.parse import urlsplit
 
 from lgov_core._util.json_text import canonical_json
 from lgov_core._util.sqlite_file import FileKind
 from lgov_core.errors import PolicyError
-from lgov_core.governor.options import positive_integer, positive_number, string_tuple
+from lgov_core.governor.options import positive_integer, positive_number
+from lgov_core.policies.approvals.notices import Notice, answer_command, log_request
 from lgov_core.policies.budgets.counting import now_of
 from lgov_core.policies.budgets.ledger import SharedDatabase
 from lgov_core.types import new_id
 
-_LOG = logging.getLogger("lgov.approvals")
-_TIMEOUT_S: Final = 10.0
-#: Set for the Python processes of a governed program. The operator's command is not one of them.
-_GOVERNED: Final = "LGOV_CHILD"
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """Whom to notify of a new request: ``command`` gets it as JSON on standard input, ``webhook`` by POST."""
-
-    command: tuple[str, ...] = ()
-    webhook: str | None = None
-
-    @classmethod
-    def of(cls, owner: str, command: Sequence[str] = (), webhook: str | None = None) -> Self:
-        """Checks the options of a rule. Raises `PolicyError`."""
-        words = string_tuple(owner, "command", command)
-        if webhook is not None and (not isinstance(webhook, str) or urlsplit(webhook).scheme not in ("http", "https")):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PolicyError(f"{owner}: webhook is {webhook!r}", hint="write an address that begins with https://")
-        return cls(words, webhook)
-
-    def send(self, request: Mapping[str, Any]) -> None:
-        """Notifies, in a thread of its own that the process waits for. What goes wrong is logged."""
-        if self.command or self.webhook:
-            threading.Thread(target=self._send, args=(json.dumps(request).encode(),), name="lgov-notice").start()
-
-    def _send(self, data: bytes) -> None:
-        try:
-            if self.command:
-                environment = {name: value for name, value in os.environ.items() if name != _GOVERNED}
-                run_command(self.command, data, environment)
-            if self.webhook:
-                headers = {"Content-Type": "application/json"}
-                http_request = urllib.request.Request(self.webhook, data, headers, method="POST")
-                urllib.request.urlopen(http_request, timeout=_TIMEOUT_S).close()
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
-            _LOG.warning("lgov: the notice of an approval request failed: %s: %s", type(error).__name__, error)
-
-
-def run_command(command: Sequence[str], data: bytes, environment: Mapping[str, str]) -> None:
-    """Runs the operator's command with ``data`` as its input. Raises `OSError` and `subprocess.SubprocessError`."""
-    quiet = subprocess.DEVNULL
-    subprocess.run(
-        command, input=data, env=environment, stdout=quiet, stderr=quiet, timeout=_TIMEOUT_S, check=True, close_fds=True
-    )
-
-
-def log_request(name: str, request_id: str, path: Path | None, waits_s: float) -> None:
-    """The line for people that a call needs approval, and the command that answers."""
-    waits = f"waits up to {waits_s:.0f} s for approval" if waits_s > 0 else "needs approval"
-    if path is None:
-        _LOG.info("lgov: %s %s (%s); only this process can answer", name, waits, request_id)
-    else:
-        _LOG.warning("lgov: %s %s: %s", name, waits, answer_command(path, request_id))
-
-
-def answer_command(path: str | Path, request_id: str) -> str:
-    """The command that approves a request."""
-    return f"lgov approvals {path} --approve {short_id(request_id)} --by NAME"
-
-
-def short_id(request_id: str) -> str:
-    """The beginning of an id, which is enough to name it: eight digits of twenty-four."""
-    return request_id[:12]
-
-
 #: State of a request. One that was not answered in time, or whose approval was not used in time, has lapsed.
 State: TypeAlias = Literal["pending", "approved", "rejected", "used", "lapsed"]
 
+_APPROVERS: Final = "CREATE TABLE approvers (name TEXT PRIMARY KEY, key_hash TEXT NOT NULL UNIQUE, since REAL NOT NULL)"
 APPROVALS: Final = FileKind(
     what="approvals file",
     application_id=int.from_bytes(b"lgvP"),
-    version=2,
+    version=3,
     schema=(
         """CREATE TABLE requests (
             request_id TEXT PRIMARY KEY, digest TEXT NOT NULL, content TEXT NOT NULL, asked_at REAL NOT NULL,
             state TEXT NOT NULL, answered_at REAL, answered_by TEXT, reason TEXT, until REAL NOT NULL,
-            rollout_id TEXT, waits_until REAL
+            rollout_id TEXT, waits_until REAL, wait_ends REAL, inquiry TEXT NOT NULL DEFAULT '{}',
+            answers TEXT NOT NULL DEFAULT '[]'
         )""",
         "CREATE INDEX requests_by_digest ON requests (digest, state)",
+        _APPROVERS,
     ),
     error=PolicyError,
     migrations={
-        1: ("ALTER TABLE requests ADD COLUMN rollout_id TEXT", "ALTER TABLE requests ADD COLUMN waits_until REAL")
+        1: ("ALTER TABLE requests ADD COLUMN rollout_id TEXT", "ALTER TABLE requests ADD COLUMN waits_until REAL"),
+        2: (
+            "ALTER TABLE requests ADD COLUMN wait_ends REAL",
+            "ALTER TABLE requests ADD COLUMN inquiry TEXT NOT NULL DEFAULT '{}'",
+            "ALTER TABLE requests ADD COLUMN answers TEXT NOT NULL DEFAULT '[]'",
+            _APPROVERS,
+        ),
     },
 )
 #: A call that waits says so again within this time, in seconds.
@@ -119,9 +62,68 @@ _SIGN_OF_LIFE_S: Final = 5.0
 _CLOCKS_APART_S: Final = 60.0
 #: Requests named in a message.
 _NAMED: Final = 5
-_COLUMNS = (
-    "request_id, digest, content, asked_at, state, answered_at, answered_by, reason, until, rollout_id, waits_until"
+_JSON: Final = ("content", "inquiry", "answers")
+_COLUMNS: Final = (
+    "request_id, digest, content, asked_at, state, answered_at, answered_by, reason, until, rollout_id, waits_until,"
+    " wait_ends, inquiry, answers"
 )
+#: The beginning of an approver's key, and what an approver may be called.
+KEY_PREFIX: Final = "lgov_approver_"
+_NAME: Final = re.compile(r"[\w.@-]{1,64}")
+
+
+class NotAllowedToAnswer(PolicyError):
+    """Who answers may not answer this request: without a key, not named by the rule, or the requester."""
+
+    code = "forbidden"
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """The circumstances of a request: what a person reads beside the call, and who may answer.
+
+    ``question`` is what is asked in words, ``rule`` the rule that asks, ``user_text`` the request of the program's user.
+    ``requesters`` are the names of those for whom the call is made: none of them may answer with a key. ``approvers`` is how
+    many different people have to approve; ``by`` are the names of those who may answer, empty for everyone.
+    """
+
+    rule: str = ""
+    question: str = ""
+    user_text: str = ""
+    requesters: tuple[str, ...] = ()
+    approvers: int = 1
+    by: tuple[str, ...] = ()
+
+    @classmethod
+    def of_rule(cls, options: Mapping[str, Any]) -> Self:
+        """Who answers a rule, by its options ``name``, ``approvers``, ``by`` and ``teams``."""
+        teams: Mapping[str, Sequence[str]] = options.get("teams") or {}
+        by = dict.fromkeys(person for name in options.get("by") or () for person in teams.get(name, (name,)))
+        return cls(rule=options["name"], approvers=options.get("approvers", 1), by=tuple(by))
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """The inquiry that `dataclasses.asdict` wrote."""
+        values: dict[str, Any] = dict(fields)
+        values |= {name: tuple(fields[name]) for name in ("requesters", "by") if name in fields}
+        return cls(**values)
+
+    @property
+    def needs_key(self) -> bool:
+        """True where only an approver's key answers, because names count."""
+        return self.approvers > 1 or bool(self.by)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One person's answer at Unix time ``at``. ``key`` is the beginning of the SHA-256 of their key; None without a key."""
+
+    by: str
+    at: float
+    key: str | None = None
+
+    def __str__(self) -> str:
+        return self.by if self.key is None else f"{self.by} (key {self.key})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,8 @@ class ApprovalRequest:
 
     ``content`` is exactly what is approved: point, kind, name, agent, arguments and scope; ``digest`` is the SHA-256 of its
     canonical JSON. ``until`` (Unix time) is when the request, the approval or the rejection lapses. ``rollout_id`` is the
-    rollout that asked last; ``waits_until`` is in the future while its call waits for the answer.
+    rollout that asked last; ``waits_until`` is in the future while its call waits for the answer, until ``wait_ends`` at most.
+    ``answers`` are those given so far: a pending request may have some of several approvals.
     """
 
     request_id: str
@@ -144,6 +147,9 @@ class ApprovalRequest:
     reason: str | None = None
     rollout_id: str | None = None
     waits_until: float | None = None
+    wait_ends: float | None = None
+    inquiry: Inquiry = Inquiry()
+    answers: tuple[Answer, ...] = ()
 
     @property
     def name(self) -> str:
@@ -155,6 +161,25 @@ class ApprovalRequest:
         """The arguments that the tool would be called with: a copy, as JSON values."""
         return self.content["arguments"]
 
+    @property
+    def answered(self) -> str:
+        """Who answered last and when, and what they saw, as it stands on the record."""
+        at = datetime.fromtimestamp(self.answered_at or 0.0, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return f"request {self.request_id}, {at}, shown {self.digest[:16]}"
+
+    @property
+    def answerers(self) -> str:
+        """Who answered, with the fingerprints of their keys."""
+        return " and ".join(map(str, self.answers)) or self.answered_by or "?"
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """The request that `dataclasses.asdict` wrote."""
+        values: dict[str, Any] = dict(fields)
+        values["inquiry"] = Inquiry.from_json(fields["inquiry"])
+        values["answers"] = tuple(Answer(**answer) for answer in fields["answers"])
+        return cls(**values)
+
 
 class ApprovalRequests(SharedDatabase):
     """The requests of an `ApprovalPolicy`, in the SQLite file at ``path`` or, without one, in this process.
@@ -162,8 +187,9 @@ class ApprovalRequests(SharedDatabase):
     The file (mode 0600) is made when it is missing; an operator's program opens the same file and answers. Any process that can
     write to it can approve: keep it where the agent's tools cannot reach. How long an unanswered request waits, and how
     long an answer holds, is said by the policy that asks; ``expires_s`` shortens it, and never lengthens it. ``max_pending``
-    is how many may wait at once. ``clock`` is Unix time in seconds. Each new request is logged (logger ``lgov.approvals``) and
-    sent to ``notices``; with ``quiet`` it is not.
+    is how many may wait at once. ``clock`` is Unix time in seconds. Each new request, and each begin of a wait, is logged
+    (logger ``lgov.approvals``) and sent to ``notices``; with ``quiet`` it is not. ``rules`` has, by name, the rules that may
+    ask here and who answers them; None believes the ``inquiry`` of each request.
 
     Every change is one transaction. May be called from several threads and processes at once. Raises `PolicyError`.
     """
@@ -177,8 +203,10 @@ class ApprovalRequests(SharedDatabase):
         clock: Callable[[], float] = time.time,
         notices: Sequence[Notice] = (),
         quiet: bool = False,
+        rules: Mapping[str, Inquiry] | None = None,
     ) -> None:
         self._notices = tuple(notices)
+        self._rules = rules
         self._quiet = quiet
         self.expires_s = math.inf if expires_s is None else positive_number("approvals", "expires_s", expires_s)
         self.max_pending = positive_integer("approvals", "max_pending", max_pending)
@@ -204,11 +232,15 @@ class ApprovalRequests(SharedDatabase):
         return [_request(row) for row in rows]
 
     def approve(self, request_id: str, *, by: str) -> ApprovalRequest:
-        """Approves a pending request, in the name of ``by``. Raises `PolicyError` when it is not pending any more."""
+        """Approves a pending request. ``by`` is a name, or an approver's key, which has a name.
+
+        It stays pending while it needs further approvers. Raises `NotAllowedToAnswer`, and `PolicyError` when it is not
+        pending any more.
+        """
         return self._answer(request_id, "approved", by, None)
 
     def reject(self, request_id: str, *, by: str, reason: str = "") -> ApprovalRequest:
-        """Rejects a pending request; the model reads ``reason``. Raises `PolicyError` when it is not pending any more."""
+        """Rejects a pending request; the model reads ``reason``. One rejection is enough. As `approve` otherwise."""
         return self._answer(request_id, "rejected", by, reason)
 
     def _answer(self, request_id: str, state: State, by: str, reason: str | None) -> ApprovalRequest:
@@ -222,13 +254,41 @@ class ApprovalRequests(SharedDatabase):
                 raise PolicyError(
                     f"approval request {request_id} is {request.state} already", hint="have it asked again"
                 )
+            answers = (*request.answers, _allowed(connection, request, by, now))
             until = now + min(request.until - request.asked_at, self.expires_s)
+            if state == "approved" and len(answers) < request.inquiry.approvers:
+                state, until = "pending", request.until
+            names = " and ".join(answer.by for answer in answers)
             connection.execute(
-                "UPDATE requests SET state = ?, answered_at = ?, answered_by = ?, reason = ?, until = ?"
+                "UPDATE requests SET state = ?, answered_at = ?, answered_by = ?, reason = ?, until = ?, answers = ?"
                 " WHERE request_id = ?",
-                (state, now, by, reason, until, request_id),
+                (state, now, names, reason, until, json.dumps([asdict(answer) for answer in answers]), request_id),
             )
-        return replace(request, state=state, answered_at=now, answered_by=by, reason=reason, until=until)
+            return _found(connection, request_id)
+
+    # ------------------------------------------------------------------ approvers
+
+    def add_approver(self, name: str) -> str:
+        """Makes a key for an approver and returns it: it is not kept, only its SHA-256. An older key of that name ends.
+
+        As soon as a file has an approver, its requests are answered with a key. Raises `PolicyError`.
+        """
+        if not _NAME.fullmatch(name):
+            raise PolicyError(f"{name!r} cannot be the name of an approver", hint="letters, digits and . @ _ - only")
+        key = KEY_PREFIX + secrets.token_urlsafe(32)
+        with self._change() as (connection, now):
+            connection.execute("INSERT OR REPLACE INTO approvers VALUES (?, ?, ?)", (name, _hash(key), now))
+        return key
+
+    def approver(self, key: str) -> str | None:
+        """The name of the approver whose key this is, or None. Raises `PolicyError` when the file cannot be read."""
+        with self._change() as (connection, _):
+            return _approver(connection, key)
+
+    def has_approvers(self) -> bool:
+        """True when somebody has an approver's key. Raises `PolicyError` when the file cannot be read."""
+        with self._change() as (connection, _):
+            return bool(connection.execute("SELECT 1 FROM approvers LIMIT 1").fetchone())
 
     # ------------------------------------------------------------------ for the policy
 
@@ -236,50 +296,70 @@ class ApprovalRequests(SharedDatabase):
         self,
         content: Mapping[str, Any],
         digest: str,
+        inquiry: Inquiry,
         *,
         expires_s: float = 3600.0,
         rollout_id: str | None = None,
         waits_s: float = 0.0,
+        begins: bool = True,
     ) -> tuple[ApprovalRequest, bool] | None:
         """The request for exactly ``content``: approved (and hereby used up), rejected, or pending; and whether it is new.
 
         A new one is made when there is none: it waits for ``expires_s`` seconds, and its answer holds as long. None when too
-        many are pending already. ``rollout_id`` asks, and will wait for the answer for ``waits_s`` seconds.
+        many are pending already. ``rollout_id`` asks, and will wait for the answer for ``waits_s`` seconds; ``begins`` says
+        that the wait begins now. A new request and the begin of a wait are announced.
         """
-        outcome = self._make_or_find(content, digest, expires_s, rollout_id, waits_s)
-        if outcome is not None and outcome[1] and not self._quiet:
-            request = outcome[0]
+        if self._rules is not None:
+            if (named := self._rules.get(inquiry.rule)) is None:
+                raise PolicyError(f"no rule called {inquiry.rule!r} asks for approvals in {self.path}")
+            inquiry = replace(inquiry, approvers=named.approvers, by=named.by)
+        with self._change() as (connection, now):
+            outcome = self._make_or_find(connection, now, content, digest, expires_s)
+            if outcome is None:
+                return None
+            request, is_new = outcome
+            if request.state == "pending" and waits_s > 0:
+                connection.execute(
+                    "UPDATE requests SET rollout_id = ?, waits_until = ?, wait_ends = ? WHERE request_id = ?",
+                    (rollout_id, now + min(waits_s, _SIGN_OF_LIFE_S), now + waits_s, request.request_id),
+                )
+            if request.state == "pending":
+                before = inquiry if is_new else request.inquiry
+                everyone = tuple(dict.fromkeys((*before.requesters, *inquiry.requesters)))
+                connection.execute(
+                    "UPDATE requests SET inquiry = ?, rollout_id = coalesce(rollout_id, ?) WHERE request_id = ?",
+                    (json.dumps(asdict(replace(before, requesters=everyone))), rollout_id, request.request_id),
+                )
+                request = _found(connection, request.request_id)
+        if request.state == "pending" and not self._quiet and (is_new or (begins and waits_s > 0)):
             log_request(request.name, request.request_id, self.path, waits_s)
             for notice in self._notices:
-                notice.send(_described(request, self.path))
-        return outcome
+                notice.send(_described(request, self.path, waits_s))
+        return request, is_new
 
     def _make_or_find(
-        self, content: Mapping[str, Any], digest: str, expires_s: float, rollout_id: str | None, waits_s: float
+        self, connection: sqlite3.Connection, now: float, content: Mapping[str, Any], digest: str, expires_s: float
     ) -> tuple[ApprovalRequest, bool] | None:
-        with self._change() as (connection, now):
-            _lapse(connection, now)
-            waits = (rollout_id, now + min(waits_s, _SIGN_OF_LIFE_S) if waits_s > 0 else None)
-            row = connection.execute(
-                f"SELECT {_COLUMNS} FROM requests WHERE digest = ? AND state IN ('approved', 'rejected', 'pending')"
-                " ORDER BY state = 'pending', asked_at LIMIT 1",
-                (digest,),
-            ).fetchone()
-            if row is not None:
-                request = _request(row)
-                if request.state == "approved":
-                    connection.execute("UPDATE requests SET state = 'used' WHERE request_id = ?", (request.request_id,))
-                elif request.state == "pending" and waits_s > 0:
-                    change = "UPDATE requests SET rollout_id = ?, waits_until = ? WHERE request_id = ?"
-                    connection.execute(change, (*waits, request.request_id))
-                return request, False
-            (waiting,) = connection.execute("SELECT count(*) FROM requests WHERE state = 'pending'").fetchone()
-            if waiting >= self.max_pending:
-                return None
-            row = (new_id("apr"), digest, canonical_json(content), now, "pending")
-            row = (*row, None, None, None, now + min(expires_s, self.expires_s), *waits)
-            connection.execute(f"INSERT INTO requests ({_COLUMNS}) VALUES ({', '.join('?' * len(row))})", row)
-        return _request(row), True
+        _lapse(connection, now)
+        row = connection.execute(
+            f"SELECT {_COLUMNS} FROM requests WHERE digest = ? AND state IN ('approved', 'rejected', 'pending')"
+            " ORDER BY state = 'pending', asked_at LIMIT 1",
+            (digest,),
+        ).fetchone()
+        if row is not None:
+            request = _request(row)
+            if request.state == "approved":
+                connection.execute("UPDATE requests SET state = 'used' WHERE request_id = ?", (request.request_id,))
+            return request, False
+        (waiting,) = connection.execute("SELECT count(*) FROM requests WHERE state = 'pending'").fetchone()
+        if waiting >= self.max_pending:
+            return None
+        request_id, until = new_id("apr"), now + min(expires_s, self.expires_s)
+        connection.execute(
+            "INSERT INTO requests (request_id, digest, content, asked_at, state, until) VALUES (?, ?, ?, ?, 'pending', ?)",
+            (request_id, digest, canonical_json(content), now, until),
+        )
+        return _found(connection, request_id), True
 
     def give_back(self, request_id: str) -> None:
         """The approval was not used after all; it holds for as long as it would have."""
@@ -317,15 +397,50 @@ def _lapse(connection: sqlite3.Connection, now: float) -> None:
 
 def _request(row: tuple[Any, ...]) -> ApprovalRequest:
     """A row as a request. Raises `PolicyError` when its content does not match its digest."""
-    request_id, digest, text, asked_at, state, answered_at, answered_by, reason, until, rollout_id, waits_until = row
-    if hashlib.sha256(text.encode()).hexdigest() != digest:
+    fields: dict[str, Any] = dict(zip(_COLUMNS.split(", "), row, strict=True))
+    if hashlib.sha256(fields["content"].encode()).hexdigest() != fields["digest"]:
         raise PolicyError(
-            f"approval request {request_id} was changed: it shows another call than the one its digest is of",
+            f"approval request {row[0]} was changed: it shows another call than the one its digest is of",
             hint="find out who writes to the file, and start a new one",
         )
-    content: dict[str, Any] = json.loads(text)
-    more = (answered_at, answered_by, reason, rollout_id, waits_until)
-    return ApprovalRequest(request_id, digest, content, asked_at, state, until, *more)
+    return ApprovalRequest.from_json(fields | {name: json.loads(fields[name]) for name in _JSON})
+
+
+def _allowed(connection: sqlite3.Connection, request: ApprovalRequest, by: str, now: float) -> Answer:
+    """The answer of ``by``, a name or a key. Raises `NotAllowedToAnswer`."""
+    inquiry, request_id = request.inquiry, request.request_id
+    if not by.startswith(KEY_PREFIX):
+        if inquiry.needs_key or connection.execute("SELECT 1 FROM approvers LIMIT 1").fetchone():
+            raise NotAllowedToAnswer(
+                f"approval request {request_id} is answered with an approver's key",
+                hint="lgov approvals FILE --key NAME makes one",
+            )
+        return Answer(by, now)
+    name = _approver(connection, by)
+    if name is None:
+        raise NotAllowedToAnswer(
+            "this is not the key of an approver of this file", hint="lgov approvals FILE --key NAME makes one"
+        )
+    if _folded(name) in map(_folded, inquiry.requesters):
+        raise NotAllowedToAnswer(f"{name} asks for this call, so somebody else has to answer")
+    if inquiry.by and _folded(name) not in map(_folded, inquiry.by):
+        raise NotAllowedToAnswer(f"rule {inquiry.rule} names who may answer: {', '.join(inquiry.by)}; not {name}")
+    if any(_folded(answer.by) == _folded(name) for answer in request.answers):
+        raise NotAllowedToAnswer(f"{name} has approved this already; it needs {inquiry.approvers} people")
+    return Answer(name, now, _hash(by)[:8])
+
+
+def _approver(connection: sqlite3.Connection, key: str) -> str | None:
+    row = connection.execute("SELECT name FROM approvers WHERE key_hash = ?", (_hash(key),)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def _hash(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFKC", name).casefold()
 
 
 def _found(connection: sqlite3.Connection, prefix: str) -> ApprovalRequest:
@@ -344,9 +459,11 @@ def _found(connection: sqlite3.Connection, prefix: str) -> ApprovalRequest:
     return _request((exact or rows)[0])
 
 
-def _described(request: ApprovalRequest, path: Path | None) -> dict[str, Any]:
+def _described(request: ApprovalRequest, path: Path | None, waits_s: float) -> dict[str, Any]:
     """A request as a notice has it."""
-    fields = ("request_id", "digest", "name", "arguments", "rollout_id", "asked_at", "until", "waits_until")
+    fields = ("request_id", "digest", "name", "arguments", "rollout_id", "asked_at", "until")
     about: dict[str, Any] = {name: getattr(request, name) for name in fields}
+    about |= {name: getattr(request.inquiry, name) for name in ("rule", "question", "user_text", "approvers", "by")}
+    about["waits_until"] = request.wait_ends if waits_s > 0 else None
     about["agent"] = request.content.get("agent")
     return about if path is None else {**about, "store": str(path), "approve": answer_command(path, request.request_id)}

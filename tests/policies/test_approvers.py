@@ -1,0 +1,134 @@
+"""Approvers with keys: who answers is known by the key, and the rule says who may."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from approval_helpers import governor, only_pending, pay
+from click.testing import CliRunner
+
+from lgov_core.audit import AuditLog
+from lgov_core.commands import cli
+from lgov_core.errors import PolicyError
+from lgov_core.policies import ApprovalPolicy, ApprovalRequests, load_policy_file
+from lgov_core.policies.approvals.requests import NotAllowedToAnswer
+from lgov_core.types import Effect
+
+
+def four_eyes(path: Path) -> tuple[ApprovalPolicy, dict[str, str]]:
+    """A rule that two of finance or Eve have to approve, and everyone's key."""
+    policy = ApprovalPolicy(store=path, approvers=2, by=["finance", "eve"], teams={"finance": ["ada", "bob"]})
+    return policy, {name: policy.requests.add_approver(name) for name in ("ada", "bob", "eve", "tom")}
+
+
+def test_two_different_people_approve_and_the_record_says_who_when_and_what(tmp_path: Path) -> None:
+    policy, keys = four_eyes(tmp_path / "approvals.db")
+    with AuditLog(tmp_path / "audit.db", signer=None) as log:
+        subject = governor(policy, audit=log)
+        assert subject.decide(pay()).effect is Effect.ESCALATE
+        request = only_pending(policy)
+        assert policy.approve(request.request_id, by=keys["ada"]).state == "pending"
+        assert subject.decide(pay()).effect is Effect.ESCALATE
+        assert policy.approve(request.request_id, by=keys["bob"]).state == "approved"
+        assert subject.decide(pay()).effect is Effect.ALLOW
+        reason = log.entries()[-1].verdict["reason"]
+        subject.close()
+    first, second = policy.requests.all()[0].answers
+    assert reason.startswith(
+        f"ada (key {first.key}) and bob (key {second.key}) approved it (request {request.request_id}, "
+    )
+    assert time.strftime("%Y-%m-%dT%H:", time.gmtime(second.at)) in reason
+    assert f"shown {request.digest[:16]}" in reason
+    assert not any(key in reason for key in keys.values())
+
+
+@pytest.mark.parametrize(
+    ("who", "why"),
+    [
+        ("ada", "ada has approved this already"),
+        ("tom", "names who may answer: ada, bob, eve"),
+        ("the name ada", "is answered with an approver's key"),
+        ("a key of another file", "not the key of an approver"),
+    ],
+)
+def test_nobody_else_is_the_second_person(tmp_path: Path, who: str, why: str) -> None:
+    policy, keys = four_eyes(tmp_path / "approvals.db")
+    keys |= {"the name ada": "ada", "a key of another file": ApprovalRequests().add_approver("bob")}
+    policy.judge(pay())
+    request_id = only_pending(policy).request_id
+    policy.approve(request_id, by=keys["ada"])
+    with pytest.raises(NotAllowedToAnswer, match=why):
+        policy.approve(request_id, by=keys[who])
+    assert [one.by for one in only_pending(policy).answers] == ["ada"]
+
+
+@pytest.mark.parametrize("requester", [{"context": {"user": "Ada"}}, {"session_id": "ada"}])
+def test_the_requester_cannot_approve(tmp_path: Path, requester: dict[str, object]) -> None:
+    policy, keys = four_eyes(tmp_path / "approvals.db")
+    policy.judge(pay())
+    policy.judge(pay(**requester))  # the same call, now also for Ada
+    request = only_pending(policy)
+    with pytest.raises(NotAllowedToAnswer, match="ada asks for this call"):
+        policy.approve(request.request_id, by=keys["ada"])
+    me = policy.requests.add_approver(getpass.getuser())
+    with pytest.raises(NotAllowedToAnswer, match="asks for this call"):
+        policy.approve(request.request_id, by=me)
+
+
+def test_once_there_is_a_key_a_name_alone_answers_nothing_and_a_new_key_ends_the_old(tmp_path: Path) -> None:
+    policy = ApprovalPolicy(store=tmp_path / "approvals.db")
+    policy.judge(pay())
+    request_id = only_pending(policy).request_id
+    old, new = (policy.requests.add_approver("ada") for _ in range(2))
+    for by in ("ada", old):
+        with pytest.raises(NotAllowedToAnswer):
+            policy.reject(request_id, by=by)
+    assert policy.reject(request_id, by=new).answered_by == "ada"
+
+
+def test_a_rule_that_nobody_can_fulfil_is_refused() -> None:
+    with pytest.raises(PolicyError, match="by names fewer people"):
+        ApprovalPolicy(approvers=2, by=["ada"])
+
+
+def test_a_policy_file_without_a_store_asks_in_the_usual_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "policy.yaml").write_text("version: 1\nrules:\n  - {name: asks, tools: [pay], use: approval}\n")
+    (tmp_path / "lgov.toml").write_text('policy = "policy.yaml"\n')
+    monkeypatch.chdir(tmp_path)
+    key = CliRunner().invoke(cli, ["approvals", "--key", "ada"]).stdout.strip()
+    governor(load_policy_file(tmp_path / "policy.yaml")).decide(pay())
+    (request,) = json.loads(CliRunner().invoke(cli, ["approvals", "--json"]).stdout)
+    assert (tmp_path / ".lgov" / "approvals.db").is_file()
+    done = CliRunner().invoke(cli, ["approvals", "--approve", request["request_id"], "--by", "-"], input=f"{key}\n")
+    assert "approved by ada" in done.stdout
+    assert key not in done.output
+
+
+def test_a_call_that_waits_is_answered_after_a_restart_of_its_program(tmp_path: Path) -> None:
+    path = tmp_path / "approvals.db"
+    program = (
+        "import sys; from lgov_core import Action, Governor, Point; from lgov_core.policies import ApprovalPolicy\n"
+        "call = Action(Point.PRE_TOOL_CALL, 'pay', arguments={'to': 'Ann'})\n"
+        "print(Governor([ApprovalPolicy(store=sys.argv[1], wait_s=60)]).decide(call).reason)"
+    )
+    command = [sys.executable, "-c", program, str(path)]
+    requests = ApprovalRequests(path)
+    killed = subprocess.Popen(command, stdout=subprocess.PIPE)
+    while not (waiting := requests.pending()) or not waiting[0].waits_until:
+        time.sleep(0.05)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    again = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while (requests.pending()[0].wait_ends or 0.0) <= (waiting[0].wait_ends or 0.0):
+        time.sleep(0.05)
+    requests.approve(waiting[0].request_id, by="Eve")
+    out, err = again.communicate(timeout=60)
+    assert out.startswith("Eve approved it")
+    assert "pay waits up to 60 s for approval" in err
