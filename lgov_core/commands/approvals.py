@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 @click.option("--reject", "rejected", metavar="REQUEST", multiple=True, help="Reject this request; repeatable.")
 @click.option("--by", help="Who answers, for the audit record: a name, or an approver's key; - asks for the key.")
 @click.option("--reason", default="", help="Reason of a rejection; shown to the model.")
-@click.option("--key", "approver", metavar="NAME", help="Make a key for this approver and print it, instead.")
+@click.option(
+    *("--key", "approver"),
+    metavar="NAME",
+    expose_value=False,
+    callback=lambda context, _option, name: context.meta.update(approver=name),
+    help="Make a key for this approver and print it, instead.",
+)
 def approvals(
     file: Path | None,
     everything: bool,
@@ -36,7 +42,6 @@ def approvals(
     rejected: tuple[str, ...],
     by: str | None,
     reason: str,
-    approver: str | None,
     as_json: bool,
 ) -> None:
     """List the calls that wait for approval, oldest first; or answer them with --approve and --reject.
@@ -53,6 +58,7 @@ def approvals(
     """
     from lgov_core.policies import ApprovalRequests
 
+    approver: str | None = click.get_current_context().meta["approver"]
     file = file or _file_of_settings(may_be_made=approver is not None)
     if approver is not None:
         with closing(ApprovalRequests(file)) as requests:
