@@ -25,6 +25,7 @@ import pluggy
 
 from lgov_core.flow import Flow, Step, either, finished, wait
 from lgov_core.governor.conditions import ConditionError
+from lgov_core.governor.options import SHADOW
 from lgov_core.governor.rules import OrderedRules, Rule, hook_rule, own_rule
 from lgov_core.hookspecs import DECISION_HOOKS
 from lgov_core.plugins import PolicyPlugin
@@ -34,8 +35,6 @@ from lgov_core.types import ALLOW, Action, Decision, Effect, Point, Policy, Seve
 MAX_TRANSFORM_ROUNDS = 4
 #: Judgements that may wait at the same time, for a person among others.
 _THREADS = 128
-#: In the context of an action that a set in shadow mode judges.
-_SHADOW = "lgov.shadow"
 _HOOK_OF_POINT = {point: f"lgov_{point.value}" for point in Point}
 assert set(_HOOK_OF_POINT.values()) == set(DECISION_HOOKS)
 
@@ -167,7 +166,7 @@ def judge_set(
     """
     answers: Answers = []
     if policies.shadow:
-        action = action.changed(context={**action.context, _SHADOW: True})
+        action = action.changed(context={**action.context, SHADOW: True})
     current, unclear = action, type(action.name) is not str or not action.name.isprintable()
     if not unclear:  # globs of names mean one line
         rules = policies.rules if trace is not None else policies.named(action.point, action.name)
@@ -291,11 +290,6 @@ def caller_gone() -> threading.Event:
     The caller's task was cancelled, the caller was interrupted, or the time limit is over.
     """
     return _GONE.get() or threading.Event()
-
-
-def in_shadow(action: Action) -> bool:
-    """Returns whether nothing comes of the judgement of ``action``, so that nobody is to be asked about it."""
-    return action.context.get(_SHADOW) is True
 
 
 def _judge_until(gone: threading.Event, policy: Policy, action: Action) -> Any:

@@ -10,10 +10,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from lgov_core.errors import PolicyError
 from lgov_core.types import Policy
+
+
+#: In the context of an action that a set in shadow mode judges: nothing comes of it, so nobody is to be asked.
+SHADOW: Final = "lgov.shadow"
 
 
 def string_tuple(owner: str, option: str, value: object) -> tuple[str, ...]:

@@ -21,8 +21,8 @@ from msgspec import Meta
 
 from lgov_core._util.json_text import NotCanonical, canonical_json, fingerprint
 from lgov_core.errors import PolicyError
-from lgov_core.governor.judging import caller_gone, in_shadow
-from lgov_core.governor.options import in_dry_run
+from lgov_core.governor.judging import caller_gone
+from lgov_core.governor.options import SHADOW, in_dry_run
 from lgov_core.governor.patterns import matches_any
 from lgov_core.places import DEFAULT_APPROVALS
 from lgov_core.policies.approvals.notices import Notice, answer_command
@@ -147,7 +147,7 @@ class ApprovalPolicy(BoundedPolicy):
         """An allow for an approved call, else a deny or an escalate; None for what needs no approval."""
         if action.point is not Point.PRE_TOOL_CALL or not matches_any(action.name, self.tools):
             return None
-        if in_shadow(action):
+        if action.context.get(SHADOW):  # nothing comes of this judgement
             return self.escalate("approval-pending", "A person would have been asked to approve this call.")
         try:
             content = self._content(action)
