@@ -15,7 +15,6 @@ from typing import Any, Final, cast
 from lgov_core.errors import PolicyError
 from lgov_core.types import Policy
 
-
 #: In the context of an action that a set in shadow mode judges: nothing comes of it, so nobody is to be asked.
 SHADOW: Final = "lgov.shadow"
 
