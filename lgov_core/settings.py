@@ -134,7 +134,17 @@ class Settings:
     log_content: Truth = False
     """True logs also reasons, messages of smaller errors, and what an upstream sent instead of a reply."""
     key_secret_file: FilePath | None = None
-    """File with the secret from which ``lgov serve`` makes its keys: 16 bytes or more."""
+    """File with the secret from which ``lgov serve`` makes its keys: 16 bytes or more. Of several lines the first makes new
+    keys, and keys of all are valid."""
+    revoked_keys: FilePath | None = None
+    """File of revoked keys of ``lgov serve``, one a line: a key, or its SHA-256 in hex. Read again when it changes."""
+    tls_cert: FilePath | None = None
+    """Certificate, with its chain, by which ``lgov serve`` speaks HTTPS; with ``tls_key``."""
+    tls_key: FilePath | None = None
+    """Private key of the certificate."""
+    metrics_by: Names = ()
+    """By what ``lgov serve`` counts calls and tokens besides: ``agent``, ``key`` (the rollout of the key); separated by
+    commas."""
     origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
 
     def origin(self, name: str) -> str:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from lgov_core._util.files import open_to_others
 from lgov_core.commands.group import Exit, write_result
 from lgov_core.commands.options import (
     PATH,
@@ -145,6 +144,8 @@ def _serving(settings: Settings, engine: Engine, keys: KeyRing | None) -> Genera
                 drain_s=settings.drain_s,
                 allowed_hosts=settings.allowed_hosts,
                 strict_fields=settings.strict_fields,
+                tls=_tls(settings),
+                metrics_by=settings.metrics_by,
             ),
             host=settings.host,
             port=settings.port,
@@ -160,6 +161,14 @@ def _serving(settings: Settings, engine: Engine, keys: KeyRing | None) -> Genera
         if window is not None:
             window.started(server.url)
         yield server
+
+
+def _tls(settings: Settings) -> tuple[str, ...]:
+    """The files of the certificate and its key; none for HTTP. Raises `SettingsError` for a half of it."""
+    files = tuple(str(path) for path in (settings.tls_cert, settings.tls_key) if path is not None)
+    if len(files) == 1:
+        raise SettingsError("TLS needs both tls_cert and tls_key", hint="set the file that is missing")
+    return files
 
 
 def _write_address(
@@ -184,7 +193,7 @@ def _keys(settings: Settings, admin_keys_file: Path | None, *, show_admin_key: b
 
     ``show_admin_key``: the admin key will be printed, which requires keys.
     """
-    from lgov_core.gateway.access import AdminKeyFile, KeyRing
+    from lgov_core.gateway.access import AdminKeyFile, KeyRing, RevokedKeys, read_secrets
     from lgov_core.gateway.door import is_loopback
 
     path = settings.key_secret_file
@@ -200,12 +209,14 @@ def _keys(settings: Settings, admin_keys_file: Path | None, *, show_admin_key: b
             raise SettingsError("there is no admin key without a key secret", hint="give --key-secret-file")
         return None
     try:
-        if open_to_others(path):
-            raise SettingsError(f"{path} can be read by other users", hint=f"chmod 600 {path}")
-        secret = path.read_bytes().strip()
-    except OSError as error:
-        raise SettingsError(f"the key secret {path} cannot be read: {error.strerror}") from error
-    return KeyRing(secret, admin_keys=None if admin_keys_file is None else AdminKeyFile(admin_keys_file))
+        secrets = read_secrets(path)
+    except EndpointError as error:
+        raise SettingsError(error.message, hint=error.hint) from error
+    return KeyRing(
+        secrets,
+        admin_keys=None if admin_keys_file is None else AdminKeyFile(admin_keys_file),
+        is_revoked=None if settings.revoked_keys is None else RevokedKeys(settings.revoked_keys),
+    )
 
 
 def _vllm(settings: Settings, training: TrainSettings) -> AbstractContextManager[Engine]:

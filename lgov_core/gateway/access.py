@@ -76,31 +76,34 @@ def _text(raw: bytes) -> str:
 class KeyRing:
     """Issues and checks keys. Without state beyond the secret; callable from any thread.
 
-    ``secret`` is at least 16 bytes, or None for a fresh random one. With ``required`` a call without a valid key is
-    refused; without it, keys that are not lgov's are anonymous (an lgov key is checked in either case).
+    ``secret`` is at least 16 bytes, or several such, of which the first makes new keys and all are valid, or None for a fresh
+    random one. ``is_revoked`` says that a key of a rollout is not valid any more (`RevokedKeys`). With ``required`` a call
+    without a valid key is refused; without it, keys that are not lgov's are anonymous (an lgov key is checked in either case).
 
     ``admin_keys`` (each at least 16 characters) may speak for any rollout: a list, or a function that is called at every
     check, so that keys can be revoked while the endpoint runs (`AdminKeyFile`). None: one key, made from the secret.
     """
 
-    __slots__ = ("_admin_keys", "_secret", "required")
+    __slots__ = ("_admin_keys", "_is_revoked", "_secrets", "required")
 
     def __init__(
         self,
-        secret: bytes | None = None,
+        secret: bytes | Sequence[bytes] | None = None,
         *,
         required: bool = True,
         admin_keys: Sequence[str] | Callable[[], Sequence[str]] | None = None,
+        is_revoked: Callable[[str], bool] | None = None,
     ) -> None:
-        if secret is not None and len(secret) < 16:
+        self._secrets = (secret,) if isinstance(secret, bytes) else tuple(secret or (secrets.token_bytes(32),))
+        if (shortest := min(map(len, self._secrets))) < 16:
             raise EndpointError(
-                f"the key secret has {len(secret)} bytes, at least 16 are needed",
+                f"the key secret has {shortest} bytes, at least 16 are needed",
                 hint="secrets.token_bytes(32) makes one",
             )
-        self._secret = secrets.token_bytes(32) if secret is None else secret
+        self._is_revoked = is_revoked
         self._admin_keys: Callable[[], Sequence[str]]
         if admin_keys is None:
-            admin_keys = [_ADMIN_PREFIX + self._sign(b"admin")]
+            admin_keys = [_ADMIN_PREFIX + signature for signature in self._signatures(b"admin")]
         if callable(admin_keys):
             self._admin_keys = admin_keys
         else:
@@ -112,8 +115,9 @@ class KeyRing:
     def __repr__(self) -> str:
         return f"KeyRing(required={self.required})"  # never the secret
 
-    def _sign(self, message: bytes) -> str:
-        return _text(hmac.digest(self._secret, _DOMAIN + message, hashlib.sha256))
+    def _signatures(self, message: bytes) -> list[str]:
+        """The signatures of ``message`` by each secret, that of the first one first."""
+        return [_text(hmac.digest(secret, _DOMAIN + message, hashlib.sha256)) for secret in self._secrets]
 
     @property
     def admin(self) -> str:
@@ -140,7 +144,7 @@ class KeyRing:
         if expires_at is not None or final_reward:
             expires = "" if expires_at is None else str(math.ceil(expires_at))
             ids += f"\0{'r' if final_reward else ''}\0{expires}"
-        return f"{_PREFIX}{_text(ids.encode())}.{self._sign(ids.encode())}"
+        return f"{_PREFIX}{_text(ids.encode())}.{self._signatures(ids.encode())[0]}"
 
     def check(self, key: str | None) -> KeyGrant:
         """The rights of ``key``. Raises `EndpointError` (401) if it is missing, unknown, expired or forged. Fails closed."""
@@ -149,6 +153,10 @@ class KeyRing:
                 grant = self._read_scoped(key)
                 if grant.expires_at is not None and time.time() >= grant.expires_at:
                     raise EndpointError("the key has expired", status=401, hint="ask for a new one for this rollout")
+                if self._is_revoked is not None and self._is_revoked(key):
+                    raise EndpointError(
+                        "the key was revoked", status=401, hint="ask for a new one, with another expiry"
+                    )
                 return grant
             if self._is_admin(key):
                 return KeyGrant(admin=True)
@@ -174,7 +182,10 @@ class KeyRing:
         encoded, _, signature = key[len(_PREFIX) :].partition(".")
         try:
             ids = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
-            if not hmac.compare_digest(signature.encode(), self._sign(ids).encode()):
+            raw, matches = signature.encode(), False
+            for right in self._signatures(ids):  # all of them, so that the time reveals nothing
+                matches |= hmac.compare_digest(raw, right.encode())
+            if not matches:
                 raise forged
             attempt, rollout_id, *more = ids.decode().split("\0")
             rights, expires = more or ("", "")
@@ -199,6 +210,64 @@ def check_admin_keys(keys: Sequence[str]) -> None:
             )
 
 
+def read_secrets(path: Path) -> tuple[bytes, ...]:
+    """The secrets in a file, one a line, of which the first makes new keys and the others still open; else it is one secret.
+
+    Raises `EndpointError` for a file that cannot be read, or can be read by other users.
+    """
+    raw = _private(path).strip()
+    lines = tuple(line.strip() for line in raw.splitlines())
+    return (
+        lines if all(len(line) >= 16 and line.isascii() and line.decode().isprintable() for line in lines) else (raw,)
+    )
+
+
+def _private(path: Path) -> bytes:
+    """The bytes of a file that holds keys. Raises `EndpointError` where other users can read it."""
+    try:
+        if open_to_others(path):
+            raise EndpointError(f"{path} can be read by other users", status=500, hint=f"chmod 600 {path}")
+        return path.read_bytes()
+    except OSError as error:
+        raise EndpointError(f"the keys in {path} cannot be read: {error.strerror}", status=500) from error
+
+
+def _lines(path: Path) -> tuple[str, ...]:
+    """The lines of a file of keys, without empty ones and those that begin with #."""
+    try:
+        lines = [line.strip() for line in _private(path).decode().splitlines()]
+    except UnicodeDecodeError as error:
+        raise EndpointError(f"the keys in {path} cannot be read: {error}", status=500) from error
+    return tuple(line for line in lines if line and not line.startswith("#"))
+
+
+class RevokedKeys:
+    """The revoked keys of rollouts in a file, one a line: the key, or its SHA-256 in hex. Read again when the file changes.
+
+    Calling it says whether a key is revoked. Callable from any thread. Fails closed: while the file cannot be read, or other
+    users can read it, every key is. The constructor raises `EndpointError` for such a file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        self._state: tuple[tuple[int, int, int], frozenset[str]] = (0, 0, 0), frozenset()
+        self._read()
+
+    def __call__(self, key: str) -> bool:
+        """Returns whether ``key`` is revoked."""
+        try:
+            return not self._read().isdisjoint((key, hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()))
+        except (OSError, EndpointError):
+            return True
+
+    def _read(self) -> frozenset[str]:
+        status = self._path.stat() if self._path.exists() else None
+        version = (0, 0, 0) if status is None else (status.st_ino, status.st_mtime_ns, status.st_size)
+        if status is None or version != self._state[0]:
+            self._state = version, frozenset(_lines(self._path))
+        return self._state[1]
+
+
 class AdminKeyFile:
     """The admin keys in a file, one a line (empty lines and those that begin with # are skipped).
 
@@ -214,19 +283,11 @@ class AdminKeyFile:
         """The keys."""
         try:
             return self._read()
-        except (OSError, EndpointError):
+        except EndpointError:
             return ()
 
     def _read(self) -> tuple[str, ...]:
-        try:
-            if open_to_others(self._path):
-                raise EndpointError(
-                    f"{self._path} can be read by other users", status=500, hint=f"chmod 600 {self._path}"
-                )
-            lines = self._path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise EndpointError(f"the admin keys in {self._path} cannot be read: {error}", status=500) from error
-        keys = tuple(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
+        keys = _lines(self._path)
         check_admin_keys(keys)
         return keys
 

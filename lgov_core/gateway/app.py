@@ -48,7 +48,7 @@ from lgov_core.gateway.limits import (
     read_body,
     read_object,
 )
-from lgov_core.gateway.operation import Readiness
+from lgov_core.gateway.operation import Readiness, UseCounts
 from lgov_core.gateway.protocol import Attribution, Engine, Gate
 from lgov_core.gateway.upstream import RegisteredModels
 from lgov_core.store import TraceStore
@@ -354,7 +354,7 @@ def create_app(
     limits = limits or Limits()
     metrics = Metrics(admission := Admission(limits))
     ready = Readiness(store, keys.problem, engines)
-    capture = Capture(store, admission, ready)
+    capture = Capture(store, admission, ready, use := UseCounts(limits.metrics_by))
     api = ApiRoutes(
         engines,
         capture,
@@ -380,7 +380,7 @@ def create_app(
     )
     app.add_middleware(Door, has_keys=keys.required, allowed_hosts=limits.allowed_hosts)
     sources = filter(None, [getattr(engine, "readings", None) for engine in engines])
-    for source in (*sources, partial(_of_capture, capture, store), traces.readings, ready.readings):
+    for source in (*sources, partial(_of_capture, capture, store), traces.readings, ready.readings, use.readings):
         metrics.add_source(source)
     app.state.counters, app.state.failures = capture.counters, capture.failures
     app.state.endpoint = EndpointState(keys, admission, metrics, limits, guard.bodies)

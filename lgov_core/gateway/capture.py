@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import AttemptEnded, EndpointError, LgovError, StoreError, UpstreamError
 from lgov_core.gateway.limits import Admission
-from lgov_core.gateway.operation import IN_THE_LOG, Readiness, in_full, log_failure
+from lgov_core.gateway.operation import IN_THE_LOG, Readiness, UseCounts, in_full, log_failure
 from lgov_core.gateway.protocol import Attribution, Engine, UpstreamRejection
 from lgov_core.governor import ObservedDecision
 from lgov_core.hookspecs import hookimpl
@@ -92,8 +92,11 @@ class Capture:
     hears of commits that failed.
     """
 
-    def __init__(self, store: TraceStore | None, admission: Admission, ready: Readiness) -> None:
+    def __init__(
+        self, store: TraceStore | None, admission: Admission, ready: Readiness, use: UseCounts | None = None
+    ) -> None:
         self.counters = Counters()
+        self._use = use or UseCounts(())
         self.ready = ready
         #: Of attempts whose last call failed by the machines: how.
         self.failures: BoundedDict[tuple[str | None, int | None], str] = BoundedDict(10_000)
@@ -145,6 +148,8 @@ class Capture:
         self.counters.prompt_tokens += completion.prompt_tokens
         self.counters.response_tokens += sum(choice.completion_tokens for choice in completion.choices)
         self.counters.commit_s += time.time() - calls[0].ended_at
+        tokens = completion.prompt_tokens + sum(choice.completion_tokens for choice in completion.choices)
+        self._use.add(received.who, len(calls), tokens)
         for call in calls:
             self.counters.unattributed += call.rollout_id is None
             self.counters.without_token_ids += call.prompt_ids is None or call.response_ids is None

@@ -48,8 +48,9 @@ class Limits:
     what exceeds that is refused with a time to retry. A client has ``header_s`` seconds to send its headers, ``body_s`` its
     body, ``write_s`` to take each piece of the answer, and ``idle_s`` between requests. Requests that run when the server is
     stopped have ``drain_s`` whole seconds to end. ``allowed_hosts`` are further names of the server, such as that of a proxy in
-    front (`lgov_core.gateway.door.Door`). With ``strict_fields`` a request that asks for what no model can be offered is
-    refused.
+    front (`lgov_core.gateway.door.Door`). ``tls`` names the files of a certificate and its key, with which the server speaks
+    HTTPS; ``metrics_by`` is ``agent``, ``key`` or both. With ``strict_fields`` a request that asks for what no model can be
+    offered is refused.
     """
 
     max_body: int = 8 * 1024 * 1024
@@ -68,8 +69,12 @@ class Limits:
     drain_s: int = 10
     allowed_hosts: tuple[str, ...] = ()
     strict_fields: bool = False
+    tls: tuple[str, ...] = ()
+    metrics_by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if unknown := set(self.metrics_by) - {"agent", "key"}:
+            raise EndpointError(f"metrics_by is {min(unknown)!r}", status=500, hint="write agent, key or both")
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, tuple | bool):

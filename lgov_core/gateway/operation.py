@@ -12,6 +12,7 @@ import logging
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
@@ -35,6 +36,8 @@ IN_THE_LOG: Final = "those who run the endpoint find the cause in its log"
 #: Seconds between two probes of the store, and that one may take.
 _PROBE_S: Final = 2.0
 _PROBE_LIMIT_S: Final = 2.0
+#: Agents, and keys, that the metrics name.
+_MOST_NAMES: Final = 200
 
 
 def log_event(level: int, event: str, fields: Mapping[str, Any], content: Mapping[str, Any] | None = None) -> None:
@@ -181,6 +184,32 @@ class _Lines(logging.Formatter):
 def _as_word(value: object) -> str:
     text = str(value)
     return text if text.isprintable() and text and not set(text) & set(' "=') else json.dumps(text)
+
+
+class UseCounts:
+    """Counts of recorded calls and their tokens by agent and by key (the rollout that it is for), as ``metrics_by`` says.
+
+    At most 200 names of each are counted apart, the rest under ``(others)``: a metric system keeps each forever. For one
+    event loop.
+    """
+
+    def __init__(self, metrics_by: Sequence[str]) -> None:
+        self._counts = {kind: (Counter[str](), Counter[str]()) for kind in metrics_by}
+
+    def add(self, who: Attribution, calls: int, tokens: int) -> None:
+        """Counts ``calls`` of ``who`` with their ``tokens``."""
+        for kind, (of_calls, of_tokens) in self._counts.items():
+            name = (who.agent if kind == "agent" else who.rollout_id) or "(none)"
+            if name not in of_calls and len(of_calls) >= _MOST_NAMES:
+                name = "(others)"
+            of_calls[name] += calls
+            of_tokens[name] += tokens
+
+    def readings(self) -> Iterable[Reading]:
+        """The metrics."""
+        for kind, (of_calls, of_tokens) in self._counts.items():
+            yield "counter", f"lgov_calls_by_{kind}", f"Recorded model calls, by {kind}.", kind, dict(of_calls)
+            yield "counter", f"lgov_tokens_by_{kind}", f"Tokens of recorded calls, by {kind}.", kind, dict(of_tokens)
 
 
 # ---------------------------------------------------------------------- whether it can serve

@@ -206,9 +206,10 @@ class EndpointServer:
 
     @property
     def url(self) -> str:
-        """``http://host:port``, in a form that a client on this machine can use."""
+        """``http://host:port``, or ``https`` with TLS, in a form that a client on this machine can use."""
         host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self._host, self._host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        scheme = "https" if self._limits.tls else "http"
+        return f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
 
     @property
     def base_url(self) -> str:
@@ -280,8 +281,11 @@ class EndpointServer:
             raise EndpointError(
                 f"{error.name} is not installed", status=500, hint='pip install "lgov[gateway]"'
             ) from error
+        certificate, key = self._limits.tls or (None, None)
         config = uvicorn.Config(
             self._served,
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
             http=protocol_with(self._limits),
             timeout_keep_alive=max(1, round(self._limits.idle_s)),
             backlog=2048,
@@ -293,6 +297,11 @@ class EndpointServer:
             server_header=False,
             timeout_graceful_shutdown=self._limits.drain_s,
         )
+        try:
+            config.load()
+        except OSError as error:  # ssl.SSLError is one of these
+            what = f"the certificate {certificate} with the key {key} cannot be used: {error.strerror or error}"
+            raise EndpointError(what, status=500, hint="give the files of a PEM certificate and of its key") from error
         listener = _listen(self._host, self.port)
         self.port = listener.getsockname()[1]
         self._server = uvicorn.Server(config)

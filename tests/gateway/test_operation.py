@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import ssl
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +15,13 @@ import httpx
 import openai
 import pytest
 
-from lgov_core.gateway.access import KeyRing
+from lgov_core.errors import EndpointError
+from lgov_core.gateway.access import KeyRing, RevokedKeys, read_secrets
 from lgov_core.gateway.app import create_app
-from lgov_core.gateway.operation import logging_by
+from lgov_core.gateway.limits import Limits
+from lgov_core.gateway.operation import UseCounts, logging_by
 from lgov_core.gateway.policy_gate import open_gate
+from lgov_core.gateway.protocol import Attribution
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.upstream import UpstreamEngine
 from lgov_core.governance import Governance
@@ -166,3 +172,77 @@ def test_a_line_of_text_has_one_word_a_field(tmp_path: Path) -> None:
         .endswith('warning lgov.gateway upstream is down upstream=a:1 cause="no\\nroute"\n')
     )
     assert "again" in log.read_text(), "a file that was moved away is opened again"
+
+
+def test_two_secrets_open_while_keys_are_rotated_and_one_key_is_revoked(tmp_path: Path) -> None:
+    old, new, revoked = SECRET, b"f" * 32, tmp_path / "revoked"
+    secret = tmp_path / "secret"
+    secret.write_bytes(new + b"\n" + old + b"\n")
+    secret.chmod(0o600)
+    revoked.touch(mode=0o600)
+    keys = KeyRing(read_secrets(secret), is_revoked=RevokedKeys(revoked))
+    ada, eve = KeyRing(old).issue("ada"), keys.issue("eve")
+    assert eve == KeyRing(new).issue("eve"), "the first secret makes new keys"
+    assert {keys.check(key).rollout_id for key in (ada, eve)} == {"ada", "eve"}
+    assert keys.check(KeyRing(old).admin).admin
+    with pytest.raises(EndpointError, match="issued elsewhere"):
+        keys.check(KeyRing(b"g" * 32).issue("ada"))
+    revoked.write_text("# left the company\n" + hashlib.sha256(ada.encode()).hexdigest() + "\n")
+    with pytest.raises(EndpointError, match="revoked"):
+        keys.check(ada)
+    assert keys.check(eve).rollout_id == "eve"
+    revoked.unlink()
+    with pytest.raises(EndpointError, match="revoked"):
+        keys.check(eve)  # a list that cannot be read opens nothing
+    assert KeyRing(read_secrets(secret)).check(ada).rollout_id == "ada"
+
+
+def test_calls_and_tokens_are_counted_by_agent_and_key_where_that_is_asked_for() -> None:
+    keys = KeyRing(SECRET)
+    limits = Limits(metrics_by=("agent", "key"))
+    with (
+        ScriptedModelServer(lambda body: "Hello.") as model,
+        EndpointServer([UpstreamEngine(model.base_url)], open_store("memory://"), keys=keys, limits=limits) as server,
+    ):
+        for rollout, agent in (("ada", "desk"), ("eve", "desk")):
+            headers = {"authorization": f"Bearer {keys.issue(rollout, 1)}", "x-lgov-agent": agent}
+            assert httpx.post(f"{server.base_url}/chat/completions", json=BODY, headers=headers).status_code == 200
+        text = httpx.get(f"{server.url}/metrics", headers={"authorization": f"Bearer {keys.admin}"}).text
+    assert 'lgov_calls_by_agent_total{agent="desk"} 2.0' in text
+    assert 'lgov_calls_by_key_total{key="eve"} 1.0' in text
+    assert 'lgov_tokens_by_key_total{key="ada"}' in text
+
+
+def test_names_beyond_the_bound_are_counted_together() -> None:
+    use = UseCounts(("agent",))
+    for number in range(300):
+        use.add(Attribution(None, None, f"agent-{number}"), 1, 10)
+    calls = next(iter(use.readings()))[4]
+    assert (len(calls), calls["(others)"]) == (201, 100)
+
+
+def test_the_endpoint_speaks_https_with_a_certificate(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "1"),
+            *("-keyout", key, "-out", certificate),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    limits = Limits(tls=(str(certificate), str(key)))
+    with (
+        ScriptedModelServer(["Hello."]) as model,
+        EndpointServer([UpstreamEngine(model.base_url)], limits=limits) as server,
+        httpx.Client(verify=ssl.create_default_context(cafile=str(certificate))) as http,
+    ):
+        assert server.base_url.startswith("https://127.0.0.1:")
+        client = openai.OpenAI(base_url=server.base_url, api_key="any", http_client=http)
+        stream = client.chat.completions.create(**BODY, stream=True)  # type: ignore[call-overload]
+        assert "".join(piece.choices[0].delta.content or "" for piece in stream if piece.choices) == "Hello."
+        with pytest.raises(httpx.TransportError):
+            httpx.get(server.url.replace("https", "http") + "/healthz")
+    with pytest.raises(EndpointError, match="cannot be used"):
+        EndpointServer([UpstreamEngine("http://127.0.0.1:1/v1")], limits=Limits(tls=(str(key), str(key)))).start()
