@@ -112,13 +112,13 @@ class Judges:
             before = current
             answers, current = yield from _walk(self.rules(action.point), current, self._threads)
             rounds.append(answers)
-            if before is current or (before.arguments == current.arguments and before.text == current.text):
-                decisions = _counting(rounds, settled=True)
+            settled = before is current or (before.arguments == current.arguments and before.text == current.text)
+            if settled or len(rounds) == MAX_TRANSFORM_ROUNDS:
                 break
-            if len(rounds) == MAX_TRANSFORM_ROUNDS:
-                reason = f"The transforms of this action did not settle in {len(rounds)} rounds."
-                decisions = [*_counting(rounds, settled=False), fault("lgov", "transform-unsettled", reason)]
-                break
+        decisions = _counting(rounds)
+        if not settled:
+            reason = f"The transforms of this action did not settle in {len(rounds)} rounds."
+            decisions.append(fault("lgov", "transform-unsettled", reason))
         if not decisions and action.point is Point.PRE_TOOL_CALL:
             decisions = [Decision(Effect.DENY, "lgov", "no-policy", "No policy covers this act.", Severity.CRITICAL)]
         latency_us = (time.perf_counter() - began) * 1e6
@@ -135,7 +135,7 @@ def _covers_point(rule: Rule, point: Point) -> bool:
     return rule.members is None or any(_covers_point(inner, point) for inner in rule.members().rules)
 
 
-def _counting(rounds: Sequence[Answers], *, settled: bool) -> list[Decision]:
+def _counting(rounds: Sequence[Answers]) -> list[Decision]:
     """The decisions that count: those of the first round, and of the later ones, on the transformed action, what blocks.
 
     An escalation asks for approval of one form of the action. Where transforms changed it further, only the form that
@@ -147,7 +147,7 @@ def _counting(rounds: Sequence[Answers], *, settled: bool) -> list[Decision]:
     for number, answers in enumerate(rounds):
         for rule, decision in answers:
             counts: Decision | None = decision
-            if decision.effect is Effect.ESCALATE and answers is not rounds[-1] and settled:
+            if decision.effect is Effect.ESCALATE and answers is not rounds[-1]:
                 counts = final.get(rule)
             if counts is not None and (number == 0 or counts.blocks) and not any(counts is other for other in counting):
                 counting.append(counts)
@@ -190,9 +190,8 @@ def _walk(
 ) -> Flow[tuple[Answers, Action]]:
     """Asks ``rules`` in order: their decisions, and the action as the transforms left it."""
     answers: Answers = []
-    denied = False
     for rule in rules:
-        skipped = rule.deferred and denied
+        skipped = rule.deferred and any(decision.effect is Effect.DENY for _, decision in answers)
         covered = rule.reaches(action) if skipped else _covered(rule, action)
         decision = None if isinstance(covered, bool) else covered
         if covered is True and not skipped:
@@ -206,7 +205,6 @@ def _walk(
         if decision is not None:
             answers.append((rule, decision))
             action = fold(action, decision)
-            denied = denied or decision.effect is Effect.DENY
     return answers, action
 
 

@@ -144,6 +144,7 @@ def test_an_escalation_is_replaced_by_the_one_on_the_final_form(final: Decision 
         for decision in both(governor(*order), call(q="big")):
             assert not decision.blocks
             assert decision.arguments == {"q": "small"}
+            assert [part.rule for part in decision.parts if part.policy == "p"] == ([final.rule] if final else [])
     still = Says(lambda _action: ESCALATE)
     for decision in both(governor(still, shrink), call(q="big")):
         assert decision.effect is Effect.ESCALATE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import threading
 import time
@@ -465,6 +466,67 @@ def test_a_rule_that_is_asked_last_is_skipped_where_another_denies(
     assert (first.rule, first.covers, first.skipped) == ("tools", True, False)
     assert (last.rule, last.covers, last.skipped) == ("last", covers, skipped)
     assert (last.decision is None) is (skipped or not covers)
+
+
+def test_a_condition_that_breaks_does_not_take_the_place_of_the_denial_that_skips_its_rule() -> None:
+    last = Rule(Last(), "last")
+    last.condition = BreaksOff()  # type: ignore[assignment]
+    for decision in both(Governor(PolicySet([last, Rule(ToolPolicy(allow=["other"]), "tools")])), call()):
+        assert [(part.policy, part.rule) for part in decision.parts] == [("tools", "tool-unknown")]
+
+
+def test_a_verdict_has_what_the_rule_was_asked_about() -> None:
+    rules = PolicySet([Rule(Counts(1), "counts"), Rule(ToolPolicy(allow=["*"]), "tools")])
+    verdicts = explain(rules, call(n=0).changed(text="t")).verdicts
+    asked = [(verdict.rule, verdict.arguments, verdict.text) for verdict in verdicts]
+    assert asked == [("counts", {"n": 0}, "t"), ("tools", {"n": 1}, "t")]
+    unclear = call(n=0).changed(name="run\nsql", text="t")
+    verdicts = explain(rules, unclear).verdicts
+    asked = [(verdict.rule, verdict.arguments, verdict.text) for verdict in verdicts]
+    assert asked == [("counts", {"n": 0}, "t"), ("tools", {"n": 0}, "t")]
+    assert [(verdict.covers, verdict.decision, verdict.skipped) for verdict in verdicts] == [(False, None, False)] * 2
+
+
+def test_a_policy_takes_note_at_its_points_of_what_its_rule_does_not_cover() -> None:
+    class Notes(BoundedPolicy):
+        name, default_points, listens_at = "notes", (Point.PRE_TOOL_CALL, Point.POST_TOOL_CALL), (Point.POST_TOOL_CALL,)
+
+        def judge(self, action: Action) -> None:
+            noted.append((str(action.point), action.name))
+
+    noted: list[tuple[str, str]] = []
+    notes = Rule(Notes(), tools=["other"], when={"field": "arguments.n", "gt": 1})
+    subject = Governor(PolicySet([notes, ToolPolicy(allow=["*"])]))
+    for point in (Point.PRE_TOOL_CALL, Point.POST_TOOL_CALL):
+        subject.decide(call(n=0).changed(point=point))
+    assert noted == [("post_tool_call", "run_sql")]
+
+
+async def test_a_coroutine_of_a_plugin_runs_on_the_loop_of_an_asynchronous_caller() -> None:
+    class OnLoop:
+        @hookimpl
+        async def lgov_pre_tool_call(self, action: Action) -> Decision:
+            loops.append(asyncio.get_running_loop())
+            return ALLOW
+
+    loops: list[asyncio.AbstractEventLoop] = []
+    assert not (await governor(OnLoop()).adecide(call())).blocks
+    assert loops == [asyncio.get_running_loop()]
+
+
+def test_an_answer_that_is_no_decision_is_named_and_one_with_parts_keeps_its_name() -> None:
+    class Answers(BoundedPolicy):
+        name, permits = "answers", True
+
+        def judge(self, action: Action) -> Any:
+            return action.arguments["answer"]
+
+    subject = Governor(PolicySet([Rule(Answers(), "rule")]))
+    for decision in both(subject, call(answer="allow")):
+        assert (decision.policy, decision.reason) == ("rule", "The policy rule answered str instead of a Decision.")
+    of_parts = Decision(Effect.DENY, "inner", "no", "Not now.", parts=(DENY,))
+    for decision in both(subject, call(answer=of_parts)):
+        assert (decision.policy, [part.policy for part in decision.parts]) == ("inner", ["p"])
 
 
 # ---------------------------------------------------------------------- who recognises an action

@@ -97,6 +97,7 @@ def test_a_name_with_a_line_end_is_no_name_that_a_glob_means() -> None:
     judged = [policies.judge(Action(Point.PRE_TOOL_CALL, name)) for name in ("read_file", "read_file\n", "read_\0file")]
     assert [decision.rule for decision in judged] == ["allow", "action-unclear", "action-unclear"]
     assert [decision.blocks for decision in judged] == [False, True, True]
+    assert {decision.policy for decision in judged[1:]} == {policies.name}
 
 
 @pytest.mark.parametrize(("kind", "points"), [(Judging, tuple(Point)), (AtOutput, (Point.OUTPUT,))])
