@@ -383,6 +383,20 @@ def test_a_policy_without_a_name_is_called_by_its_class() -> None:
     assert Governor(Unnamed()).decide(call()).policy == "Unnamed"
 
 
+def test_what_a_set_in_shadow_mode_decides_is_marked_and_what_others_decide_is_not() -> None:
+    allows, denies = ToolPolicy(allow=["*"], name="allows"), ToolPolicy(allow=["other"], name="denies")
+    for rules, rule in (([allows, allows], "allow"), ([allows, denies], "shadow")):
+        shadow = PolicySet(rules, mode="shadow")
+        for decision in both(Governor(shadow), call()):
+            assert (decision.effect, decision.rule) == (Effect.ALLOW, rule)
+            assert [(part.policy, part.shadowed) for part in decision.parts] == [(one.name, True) for one in rules]
+        for subject, shadowed in ((Governor([shadow, allows]), True), (Governor([allows, allows]), False)):
+            decision = subject.decide(call())
+            assert (decision.shadowed, decision.abort, decision.fault) == (shadowed, False, False)
+            assert decision.shadowed is shadowed
+            assert decision.abort is decision.fault is False
+
+
 # ---------------------------------------------------------------------- what a governor says of its rules
 
 
