@@ -105,7 +105,7 @@ class Recorded:
         tests = sorted(
             (test for test in store.rollouts() if test.mode == "test"), key=lambda rollout: rollout.created_at
         )
-        # Each evaluation puts all its rollouts into the queue at once; of one that was stopped some were never run.
+        # Each evaluation puts all its rollouts into the queue at once; of one that goes on, or was stopped, some never ended.
         parts = [tests[start : start + evaluated] for start in range(0, len(tests), evaluated)]
         self.evaluations = [
             group for group in ([self._attempt(test) for test in group] for group in parts) if None not in group
@@ -113,8 +113,9 @@ class Recorded:
 
     def _attempt(self, rollout: Rollout) -> Attempt | None:
         attempt = self._last.get(rollout.rollout_id)
-        stopped = attempt is None or (attempt.error or "").startswith("cancelled: ")
-        return None if stopped or attempt is None else replace(attempt, task_id=rollout.task_id)
+        if attempt is None or attempt.outcome is None or (attempt.error or "").startswith("cancelled: "):
+            return None
+        return replace(attempt, task_id=rollout.task_id)
 
     def evaluation(self, number: int) -> Evaluation | None:
         """An evaluation of the held-out questions; None where it was not made."""

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from lgov_core.demo.report import DemoReport, Evaluation, OracleRecord, evaluate, mean_of
+from lgov_core.demo.report import DemoReport, Evaluation, OracleRecord, Recorded, evaluate, mean_of
+from lgov_core.store import open_store
 from lgov_core.train.loop.figures import wilson_interval
-from lgov_core.types import Attempt, Outcome
+from lgov_core.types import Attempt, Outcome, Rollout
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,18 @@ def test_nothing_usable_is_no_rate_of_zero() -> None:
     assert found.infrastructure == 1
     assert found.interval == (0.0, 1.0)
     assert all(math.isnan(rate) for rate in (found.accuracy, found.attempted, found.executed, found.mean_turns))
+
+
+def test_an_evaluation_that_still_runs_does_not_count(tmp_path: Path) -> None:
+    with open_store(str(tmp_path / "store.db")) as store:
+        store.add_rollouts([Rollout(name, "t", "run", {"mode": "test"}, float(at)) for at, name in enumerate("abcd")])
+        for name in "abcd":
+            store.start_attempt(name, 1)
+        for name in "abc":
+            store.finish_attempt(name, 1, Outcome.SUCCEEDED, result={"correct": True})
+        assert len(Recorded(tmp_path, store, evaluated=2).evaluations) == 1
+        store.finish_attempt("d", 1, Outcome.SUCCEEDED, result={"correct": True})
+        assert len(Recorded(tmp_path, store, evaluated=2).evaluations) == 2
 
 
 def line(rollout: str, violated: bool, attempt: int = 1) -> bytes:
