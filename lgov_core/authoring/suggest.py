@@ -12,10 +12,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
+
+import yaml
 
 from lgov_core.authoring.replay import RecordedAction
 from lgov_core.authoring.rules import (
@@ -33,9 +35,9 @@ from lgov_core.authoring.rules import (
 from lgov_core.errors import PolicyError, counted
 from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager
-from lgov_core.policies.network.addresses import Address, addresses, covers
+from lgov_core.policies.flow import FlowPolicy, ValueSource
+from lgov_core.policies.network.addresses import KINDS, Address
 from lgov_core.policies.path import PATH_ARGUMENTS
-from lgov_core.policies.provenance import strings_in
 from lgov_core.policies.sql.names import GUARDED, READS
 from lgov_core.policies.sql.policy import COMMON_DIALECTS, SQL_ARGUMENTS
 from lgov_core.policies.sql.reader import SQLTouches
@@ -125,57 +127,121 @@ def _counted(names: Counter[str]) -> str:
 
 #: Addresses that the user did not say beyond which a tool is one that takes them from anywhere.
 _FOREIGN: Final = 20
+#: Where a name or a number may come from unless the record says more: not out of a text that strangers write.
+_OPEN: Final = ("user", "system", "trusted", "fields")
 
 
-def said_rules(tools: Sequence[ToolActs]) -> list[tuple[ProposedRule, list[Action]]]:
-    """Rules by which addresses must be said by the user, each with the actions that it covers.
+@dataclass(slots=True)
+class _Flows:
+    """Where the values of one tool's calls came from, and what neither the user nor a field of a result had."""
 
-    One rule for all tools that never named another address, and one for each tool that did, which lists them. None for a
-    tool that names too many others, or no address while what the user said is not on record.
+    tool: ToolActs
+    came: Counter[str] = field(default_factory=Counter[str])
+    fields: Counter[str] = field(default_factory=Counter[str])
+    foreign: Counter[Address] = field(default_factory=Counter[Address])
+    texts: set[str] = field(default_factory=set[str])
+    naming: int = 0
+
+    def note(self, action: Action, sources: Iterable[ValueSource]) -> None:
+        """Counts the values of one call."""
+        named = False
+        for source in sources:
+            by_user, fields = {"user", "system"} & set(source.texts), [name for name in source.texts if ":" in name]
+            self.came[f"{source.argument} from {(*by_user, *fields, *source.texts, 'the model')[0]}"] += 1
+            if isinstance(source.value, Address):
+                named = True
+                if not by_user and fields:
+                    self.fields[next((name for name in fields if name in self.fields), fields[0])] += 1
+                elif not by_user:
+                    self.foreign[source.value] += 1
+            elif not (by_user or fields) and source.texts:
+                self.texts.add("pointed" if source.pointed else source.texts[0])
+        self.naming += named
+
+    def rule(self, kinds: Sequence[str], allow: Iterable[str], values: Iterable[str], why: str) -> ProposedRule:
+        """A rule for this tool, with where its values came from."""
+        options: dict[str, Any] = {"kinds": list(kinds), "allow": list(allow)}
+        if listed := sorted(map(glob.escape, values)):
+            options["values"] = listed
+        rule = {
+            "name": f"{self.tool.name}: {why}",
+            "tools": [glob.escape(self.tool.name)],
+            "use": "flow",
+            "with": options,
+        }
+        return ProposedRule(rule, [f"{self.tool.name}: {_counted(self.came)}"])
+
+
+def flow_rules(tools: Sequence[ToolActs], every: Sequence[RecordedAction]) -> list[ProposedRule]:
+    """Rules by which values must come from the user, from fields of results, or from where the record has them.
+
+    For addresses one rule for all tools that only got them from the user, and one for each other, with the fields that it got
+    them from and what came from elsewhere by name; none for a tool that names too many others, or no address while what
+    the user said is not on record. For names and numbers, where results are on record, the same: one rule for all tools, and
+    one for each that took some out of the middle of a text.
     """
-    strict: list[ToolActs] = []
-    naming = 0
-    rules: list[tuple[ProposedRule, list[Action]]] = []
-    for tool in tools:
-        foreign, count = _foreign(tool)
-        if not foreign and all(action.context.get("user_text") for action in tool.actions):
-            strict.append(tool)
-            naming += count
-        elif 0 < len(foreign) <= _FOREIGN:
-            rule = {
-                "name": f"{tool.name}: said by the user",
-                "tools": [glob.escape(tool.name)],
-                "use": "provenance",
-                "with": {"trusted": sorted({glob.escape(address.form) for address in foreign})},
-            }
-            named = ", ".join(f"{address.form} {count}" for address, count in foreign.most_common())
-            notes = [f"{tool.name}: addresses must come from the user; allowed besides: {named}"]
-            rules.append((ProposedRule(rule, notes), tool.actions))
+    trace, flows = FlowPolicy(allow="*"), {tool.name: _Flows(tool) for tool in tools}
+    has_results = False
+    for act in every:
+        for event in act.events:
+            trace.observe(event)
+            has_results = has_results or bool(getattr(event, "result", None))
+        if act.action.name in flows and is_needed(act):
+            flows[act.action.name].note(act.action, trace.sources(act.action))
+    strict = [of for of in flows.values() if not (of.foreign or of.fields) and all(map(_has_user, of.tool.actions))]
+    open_to = [of for of in flows.values() if not of.texts and has_results]
+    rules: list[ProposedRule] = []
     if strict:
-        names = [glob.escape(tool.name) for tool in strict]
-        total = sum(tool.total for tool in strict)
+        naming, total = sum(of.naming for of in strict), sum(of.tool.total for of in strict)
         note = f"{naming} of {total} calls name an address (e-mail, URL, path, account, phone), which the user had said"
-        rule = {"name": "said by the user", "tools": names, "use": "provenance"}
-        rules.insert(0, (ProposedRule(rule, [note]), [action for tool in strict for action in tool.actions]))
+        names = [glob.escape(of.tool.name) for of in strict]
+        rules.append(ProposedRule({"name": "said by the user", "tools": names, "use": "provenance"}, [note]))
+    if open_to:
+        names = [glob.escape(of.tool.name) for of in open_to]
+        options = {"kinds": ["number", "name"], "allow": list(_OPEN)}
+        note = "names and numbers: from the user, from a field of a result, or the model's own; not out of a stranger's text"
+        rules.append(
+            ProposedRule({"name": "names and numbers", "tools": names, "use": "flow", "with": options}, [note])
+        )
+    for of in flows.values():
+        listed = [address.form for address in of.foreign]
+        if of.fields and len(listed) <= _FOREIGN:
+            rules.append(of.rule(KINDS, [*_OPEN[:3], *sorted(of.fields)], listed, "addresses"))
+        elif 0 < len(listed) <= _FOREIGN:
+            rule = {
+                "name": f"{of.tool.name}: said by the user",
+                "tools": [glob.escape(of.tool.name)],
+                "use": "provenance",
+                "with": {"trusted": sorted(map(glob.escape, listed))},
+            }
+            named = ", ".join(f"{address.form} {count}" for address, count in of.foreign.most_common())
+            notes = [f"{of.tool.name}: addresses must come from the user; allowed besides: {named}"]
+            rules.append(ProposedRule(rule, notes))
+        if of.texts and has_results:
+            rules.append(of.rule(["number", "name"], [*_OPEN, *sorted(of.texts)], (), "names and numbers"))
     return rules
 
 
-def _foreign(tool: ToolActs) -> tuple[Counter[Address], int]:
-    """The addresses that the user had not said, and how often each was named; and how many calls named any address."""
-    foreign: Counter[Address] = Counter()
-    naming = 0
-    for action, count in zip(tool.actions, tool.counts, strict=True):
-        user_addresses = addresses(str(action.context.get("user_text", "")))
-        named = [address for name, text in strings_in(action.arguments) for address in addresses(text, name)]
-        naming += count if named else 0
-        foreign.update(
-            {
-                address: count
-                for address in named
-                if not any(covers(user_address, address) for user_address in user_addresses)
-            }
-        )
-    return foreign, naming
+def _has_user(action: Action) -> bool:
+    return bool(action.context.get("user_text"))
+
+
+def _replayed(text: str, folder: Path, every: Iterable[RecordedAction]) -> Iterator[Judged]:
+    """Each recorded call with what a policy decides now, in order, as `lgov_core.authoring.replay.replay` has it."""
+    with closing(Governor(load(text, folder), manager=make_plugin_manager(builtin=(), third_party=False))) as governor:
+        for act in every:
+            for event in act.events:
+                governor.observe(event)
+            yield act, governor.decide(act.action)
+
+
+def _holds_in_order(rule: ProposedRule, folder: Path, every: Sequence[RecordedAction]) -> bool:
+    """Returns whether a rule that remembers denies none of the needed calls."""
+    text = yaml.safe_dump({"version": 1, "rules": [{"name": " allow", "use": "allow"}, dict(rule.rule)]})
+    try:
+        return not any(decision.blocks and is_needed(act) for act, decision in _replayed(text, folder, every))
+    except PolicyError:
+        return False
 
 
 Judged = tuple[RecordedAction, Decision]
@@ -216,7 +282,7 @@ def suggest(
     folder = folder or Path.cwd()
     every = list(recorded)
     acts = [act for act in every if act is not None and act.action.point is Point.PRE_TOOL_CALL]
-    needed, rest = [act for act in acts if is_needed(act)], [act for act in acts if not is_needed(act)]
+    needed = [act for act in acts if is_needed(act)]
     if not needed:
         raise PolicyError(
             f"there is no tool call in {source} that ran and was not objected to",
@@ -224,13 +290,12 @@ def suggest(
         )
     tools = by_tool(needed)
     rules = [rule for tool in tools for rule in _of_tool(tool, folder, dialects)]
-    rules += [rule for rule, actions in said_rules(tools) if holds(rule, actions, folder)]
+    rules += [rule for rule in flow_rules(tools, acts) if _holds_in_order(rule, folder, acts)]
     rules += _rate(acts)
     text = _written(rules, needed, len(acts), source)
-    with closing(Governor(load(text, folder), manager=make_plugin_manager(builtin=(), third_party=False))) as governor:
-        judged = [(act, governor.decide(act.action)) for act in needed]
-        others = [(act, governor.decide(act.action)) for act in rest]
-    denied = [(act, decision) for act, decision in judged if decision.blocks]
+    replayed = list(_replayed(text, folder, acts))
+    denied = [(act, decision) for act, decision in replayed if is_needed(act) and decision.blocks]
+    others = [(act, decision) for act, decision in replayed if not is_needed(act)]
     return Suggestion(
         text, [tool.name for tool in tools], len(needed), denied, others, sum(act is None for act in every)
     )

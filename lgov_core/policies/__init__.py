@@ -15,6 +15,7 @@ from lgov_core.policies.budgets.cost import CostControlPolicy, Spent
 from lgov_core.policies.budgets.counting import LoopPolicy, RateLimitPolicy
 from lgov_core.policies.content.pii import PIIPolicy
 from lgov_core.policies.content.secrets import SecretsPolicy
+from lgov_core.policies.flow import FlowPolicy, ProvenancePolicy
 from lgov_core.policies.loader import load_policies, load_policy_file
 from lgov_core.policies.network.egress import EgressPolicy, PinnedURL
 from lgov_core.policies.options import digest_of
@@ -23,7 +24,6 @@ from lgov_core.policies.path import PathPolicy
 from lgov_core.policies.pins import PinnedToolsPolicy
 from lgov_core.policies.policy_set import ConstantPolicy, PolicySet
 from lgov_core.policies.presets import PRESETS, preset
-from lgov_core.policies.provenance import ProvenancePolicy
 from lgov_core.policies.registry import BUILTIN_POLICIES, available_policies
 from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.policies.shell import ShellPolicy
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 __all__ = [
     "BUILTIN_POLICIES", "PRESETS", "ApprovalPolicy", "ApprovalRequest", "ApprovalRequests", "BoundedPolicy",
     "Condition", "ConditionError", "ConstantPolicy", "CostControlPolicy", "EarlierCall", "EarlierResult",
-    "EgressPolicy", "LoopPolicy", "ObservingPolicy", "OrderPolicy", "PIIPolicy", "PathPolicy", "PinnedToolsPolicy",
-    "PinnedURL", "Policy", "PolicyFactory", "PolicySet", "ProvenancePolicy", "RateLimitPolicy", "ReloadingPolicySet",
-    "Rule", "SQLPolicy", "SecretsPolicy", "ShellPolicy", "Spent", "ToolPolicy", "available_policies", "combine",
-    "condition_of", "digest_of", "dry_run", "fold", "guard_sqlite", "guarded_connect", "guarded_opener",
-    "load_policies", "load_policy_file", "preset",
+    "EgressPolicy", "FlowPolicy", "LoopPolicy", "ObservingPolicy", "OrderPolicy", "PIIPolicy", "PathPolicy",
+    "PinnedToolsPolicy", "PinnedURL", "Policy", "PolicyFactory", "PolicySet", "ProvenancePolicy", "RateLimitPolicy",
+    "ReloadingPolicySet", "Rule", "SQLPolicy", "SecretsPolicy", "ShellPolicy", "Spent", "ToolPolicy",
+    "available_policies", "combine", "condition_of", "digest_of", "dry_run", "fold", "guard_sqlite",
+    "guarded_connect", "guarded_opener", "load_policies", "load_policy_file", "preset",
 ]  # fmt: skip
 
 

@@ -18,8 +18,8 @@ from lgov_core.places import FileChange, places_for
 from lgov_core.policies.base import BoundedPolicy, Unclear
 from lgov_core.policies.content.secrets import SECRET_NAMES
 from lgov_core.policies.content.text_views import readings
+from lgov_core.policies.network.addresses import strings_in
 from lgov_core.policies.options import Names, PolicyOptions, Text, Texts, takes
-from lgov_core.policies.provenance import strings_in
 from lgov_core.types import Action, Decision, Point, Severity
 
 MAX_PATH_BYTES = 4096

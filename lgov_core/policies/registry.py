@@ -15,13 +15,13 @@ from lgov_core.policies.budgets.counting import LoopPolicy, RateLimitPolicy
 from lgov_core.policies.confinement import in_box
 from lgov_core.policies.content.pii import PIIPolicy
 from lgov_core.policies.content.secrets import SecretsPolicy
+from lgov_core.policies.flow import FlowPolicy, ProvenancePolicy
 from lgov_core.policies.network.egress import EgressPolicy
 from lgov_core.policies.options import PolicyOptions, Text, takes
 from lgov_core.policies.order import OrderPolicy
 from lgov_core.policies.path import PathPolicy
 from lgov_core.policies.pins import PinnedToolsPolicy
 from lgov_core.policies.policy_set import ConstantPolicy
-from lgov_core.policies.provenance import ProvenancePolicy
 from lgov_core.policies.shell import ShellPolicy
 from lgov_core.policies.sql.policy import SQLPolicy
 from lgov_core.policies.tools import ToolPolicy
@@ -105,6 +105,7 @@ BUILTIN_POLICIES: Final[Mapping[str, PolicyFactory]] = PolicyKinds(
         "cost": CostControlPolicy,
         "deny": DenyPolicy,
         "egress": EgressPolicy,
+        "flow": FlowPolicy,
         "loop": LoopPolicy,
         "order": OrderPolicy,
         "path": PathPolicy,

@@ -1,14 +1,21 @@
-"""``python -m tests.attacks``: how many attack cases of each kind are decided as expected; ``--json`` for programs."""
+"""``python -m tests.attacks``: how many attack cases of each kind are decided as expected; ``--json`` for programs.
+
+``python -m tests.attacks agentdojo``: see `tests.attacks.agentdojo`.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 
+from tests.attacks import agentdojo
 from tests.attacks.cases import scoreboard
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["agentdojo"]:
+        agentdojo.main(sys.argv[2:])
+        return
     scores = scoreboard()
     if "--json" in sys.argv[1:]:
         names = ("malicious_denied", "malicious_total", "benign_allowed", "benign_total")

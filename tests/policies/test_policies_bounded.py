@@ -117,6 +117,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "box": {},
     "cost": {"max_cost_usd": 1.0},
     "egress": {"argument": ["command", "text"], "domains": ["*.example.org"], "resolve": False},
+    "flow": {"allow": ["user", "fields", "pointed"], "tools": {"t": {"holds": "secret"}}, "discloses": "public"},
     "loop": {"max_repeats": 3},
     "order": {
         "after": {"tool": "get", "same": "command"},
@@ -141,7 +142,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def texts(use: str) -> Iterator[tuple[str, str]]:
     """The hostile texts with their names: pieces repeated to 200,000 characters and, for parsers, to 19,000; and chains."""
-    slow = use in ("pii", "secrets", "provenance")  # a tenth of a second each: every fourth piece
+    slow = use in ("pii", "secrets", "provenance", "flow")  # a tenth of a second each: every fourth piece
     for unit in UNITS[:: 4 if slow else 1]:
         for size in (SIZE,) if slow else (SIZE, 19_000):
             yield f"{unit!r} to {size}", (unit * size)[:size]

@@ -1,18 +1,20 @@
-"""Addresses in the form in which they are compared: who or where is meant, not how it is written."""
+"""Addresses and words in the form in which they are compared: who or what is meant, not how it is written."""
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 from urllib.parse import unquote, urlsplit
 
 from lgov_core.governor.options import DataFile
+from lgov_core.policies.base import Unclear
 from lgov_core.policies.content.pii import iban_at_start
-from lgov_core.policies.content.text_views import INVISIBLE
+from lgov_core.policies.content.text_views import INVISIBLE, written_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,3 +264,57 @@ def _is_host(match: re.Match[str], whole: str) -> bool:
 
 AddressKind = Literal["email", "url", "path", "account", "phone"]
 KINDS: Final[tuple[AddressKind, ...]] = get_args(AddressKind)
+
+MAX_DEPTH: Final = 32
+#: Characters of the name of an argument.
+MAX_NAME: Final = 1_000
+
+
+def strings_in(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Every string with the key it stands under; keys themselves, and numbers as they are written."""
+    if depth > MAX_DEPTH:
+        raise Unclear("arguments-unlookable", f"The arguments are nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if isinstance(key, str) and len(key) > MAX_NAME:
+                raise Unclear("arguments-unlookable", f"The arguments have a name longer than {MAX_NAME} characters")
+            if isinstance(key, str) and not key.isidentifier():
+                yield name, key
+            yield from strings_in(item, str(key), depth + 1)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for item in value:
+            yield from strings_in(item, name, depth + 1)
+    elif isinstance(value, bytes | bytearray):
+        yield name, bytes(value).decode("utf-8", "replace")
+    elif isinstance(value, str):
+        yield name, value
+    elif value is not None and not isinstance(value, bool):
+        written = written_number(value) if isinstance(value, int | float) else str(value)
+        if written is not None:
+            yield name, written
+
+
+def leaves_of(text: str) -> Iterator[tuple[str, str]]:
+    """The values of a result in JSON, each with its field; any other text is one value of no field."""
+    try:
+        value = json.loads(text) if text.lstrip()[:1] in ("{", "[") else text
+        yield from [("", text)] if isinstance(value, str) else strings_in(value, "[]")
+    except (ValueError, RecursionError, Unclear):
+        yield "", text
+
+
+def words_of(text: str) -> str:
+    """The words of ``text`` with a space around each, so that a part of a word is not the word."""
+    plain = unicodedata.normalize("NFKC", INVISIBLE.sub("", text)).casefold().replace("\\", "/")
+    return " " + " ".join(word.strip(".") for word in plain.translate(_MARKS).split()) + " "
+
+
+def loose_words(text: str) -> str:
+    """As `words_of`, with a space for whatever is no letter and no digit; ``1,000`` is ``1000``."""
+    plain = unicodedata.normalize("NFKC", INVISIBLE.sub("", text)).casefold()
+    return f" {_NO_WORD.sub(' ', _THOUSANDS.sub('', plain)).strip()} "
+
+
+_NO_WORD: Final = re.compile(r"[^\w]+|_+")
+_THOUSANDS: Final = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_MARKS: Final = str.maketrans(dict.fromkeys(",;:!?\"'()[]{}<>`", " "))
