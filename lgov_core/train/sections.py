@@ -132,7 +132,7 @@ class TrainingSection:
         default_factory=dict[str, Any]
     )
     """Fields of `CreditRules` and `UpdateConfig` that differ from the algorithm's, such as ``clip_high`` or ``schedule``;
-    ``loss_form`` and ``scheme`` may name [your own](../how-to/algorithms.md), as may ``sampler``."""
+    ``loss_form`` and ``scheme`` may name [your own](../how-to/algorithms.md#your-own-algorithm), as may ``sampler``."""
     plugins: Annotated[tuple[Path, ...], Meta(description="a list of files")] = ()
     """Files with plugins of your own, which name losses, schemes, samplers and callbacks. Installed plugins need no entry."""
     sampler: str | Mapping[str, Any] | None = None
@@ -175,7 +175,7 @@ class TrainingSection:
     stop_after_evaluations: Count | None = None
     """End the training once the mean reward of the test tasks has not risen in this many evaluations. Default: never."""
     stop_on_collapse: bool = True
-    """End the training once the policy [has collapsed](../how-to/training.md#a-policy-that-collapses)."""
+    """End the training once the policy [has collapsed](../how-to/training.md#why-it-does-not-learn-and-whether-it-cheats)."""
     checkpoint_every: Count = 5
     """Write a checkpoint every N updates, and after the last."""
     keep_weights: bool = False
@@ -295,7 +295,7 @@ class PromptSection:
 
 @dataclass(frozen=True, slots=True)
 class VerlSection:
-    """For ``--backend verl``: see [beyond one machine](../how-to/scale.md#settings)."""
+    """For ``--backend verl``: see [beyond one machine](../how-to/scale.md#beyond-one-machine-verl-on-ray)."""
 
     nodes: Count = 1
     """Nodes of the Ray cluster."""
@@ -333,7 +333,7 @@ class VerlSection:
 
 @dataclass(frozen=True, slots=True)
 class VllmSection:
-    """For ``model.engine: vllm``: see [sampling with vLLM](../how-to/scale.md)."""
+    """For ``model.engine: vllm``: see [sampling with vLLM](../how-to/scale.md#sampling-with-vllm)."""
 
     python: Path = Path(".venv-vllm/bin/python")
     """Interpreter of the environment that has vLLM."""

@@ -7,7 +7,7 @@ finding in a run without a fault is a false alarm. Ends with 1 below 95 % hits, 
 The checks were developed with ``--develop``, on other topics, another model and other seeds than those that are judged.
 
     python -m tests.doctor                    # judge: 50 runs with a fault, and 50 without
-    python -m tests.doctor --write            # the same, and the table of docs/how-to/training.md
+    python -m tests.doctor --write            # the same, and the table of evidence/results/README.md
     python -m tests.doctor --develop --kinds "length|random" --clean 5
 """
 
@@ -36,8 +36,8 @@ from tests.doctor.world import DEVELOPED, JUDGED, teach
 GOAL: Final = 0.95
 #: Updates of a training of usual length. The damage of a fault is the share of them that are made with it.
 USUAL: Final = 100
-#: Where the table of the documentation is.
-PAGE: Final = Path(__file__).parents[2] / "docs" / "how-to" / "training.md"
+#: Where the table is.
+PAGE: Final = Path(__file__).parents[2] / "evidence" / "results" / "README.md"
 BEGIN, END = "<!-- python -m tests.doctor --write -->", "<!-- end -->"
 
 
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--clean", type=int, default=50, help="runs without a fault")
     parser.add_argument("--json", type=Path, help="writes all results there")
     parser.add_argument("--models", type=Path, help="keeps the taught models there")
-    parser.add_argument("--write", action="store_true", help="writes the table into docs/how-to/training.md")
+    parser.add_argument("--write", action="store_true", help="writes the table into evidence/results/README.md")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
