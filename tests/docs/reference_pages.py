@@ -118,7 +118,7 @@ def _command(path: tuple[str, ...], command: click.Command) -> Iterator[str]:
         yield f"`lgov {' '.join([*path, *command.collect_usage_pieces(context)])}`"
     own = [option for option in command.params if not set(option.opts) & {*SHARED}]
     records = [record for option in own if (record := option.get_help_record(context)) and record[1]]
-    rows = [(f"`{record[0].replace('|', ', ')}`", cell(record[1])) for record in records]
+    rows = [(f"`{_flag(record[0])}`", cell(record[1])) for record in records]
     shared = [f"`{option.opts[0]}`" for option in command.params if set(option.opts) & {*SHARED} - {"--json"}]
     yield table(("option", "meaning"), rows) if rows else ""
     yield f"Also {', '.join(shared)}." if shared else ""
@@ -127,6 +127,11 @@ def _command(path: tuple[str, ...], command: click.Command) -> Iterator[str]:
         if command.epilog and not re.fullmatch(r"Exit status: 0 [^;]*; 1 [^;]*; 2 [^;]*\.", command.epilog)
         else ""
     )
+
+
+def _flag(text: str) -> str:
+    """An option as it is written, with N for a number."""
+    return re.sub(r"(INTEGER|FLOAT)( RANGE)?", "N", text.replace("|", ", "))
 
 
 def settings() -> str:
@@ -252,8 +257,8 @@ def hooks() -> str:
             asked = ", ".join(inspect.signature(hook).parameters)
             parts += [f"### {name}", f"`({asked})` {markdown(what)}"]
             said = {key: " ".join(markdown(text).split()) for key, text in lines}
-            told = {"Gets": "nothing.", "Cost": "no action waits for it."}
-            parts.append("\n".join(f"- {key}: {text}" for key, text in said.items() if told.get(key) != text))
+            del said["Cost"]
+            parts.append("\n".join(f"- {key}: {text}" for key, text in said.items() if text != "nothing."))
     return "\n\n".join(parts)
 
 

@@ -49,5 +49,8 @@ def test_the_site_draws_nothing_with_a_script_from_elsewhere() -> None:
 
 
 def test_the_pages_can_be_read() -> None:
+    """The bars of tables are no words; generated pages count."""
     pages = list((ROOT / "docs").rglob("*.md"))
+    words = sum(len(re.findall(r"\S*\w\S*", page.read_text(encoding="utf-8"))) for page in pages)
     assert len(pages) <= 34
+    assert words <= 48_000, f"{words} words: say it once, where a reader would look for it"
