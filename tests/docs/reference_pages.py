@@ -258,7 +258,8 @@ def hooks() -> str:
             parts += [f"### {name}", f"`({asked})` {markdown(what)}"]
             said = {key: " ".join(markdown(text).split()) for key, text in lines}
             del said["Cost"]
-            parts.append("\n".join(f"- {key}: {text}" for key, text in said.items() if text != "nothing."))
+            usual = ("nothing.", "a `Decision`, an awaitable of one, or None for no opinion.")
+            parts.append("\n".join(f"- {key}: {text}" for key, text in said.items() if text not in usual))
     return "\n\n".join(parts)
 
 
