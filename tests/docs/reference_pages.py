@@ -119,14 +119,16 @@ def _command(path: tuple[str, ...], command: click.Command) -> Iterator[str]:
     own = [option for option in command.params if not set(option.opts) & {*SHARED}]
     records = [record for option in own if (record := option.get_help_record(context)) and record[1]]
     rows = [(f"`{_flag(record[0])}`", cell(record[1])) for record in records]
-    shared = [f"`{option.opts[0]}`" for option in command.params if set(option.opts) & {*SHARED} - {"--json"}]
     yield table(("option", "meaning"), rows) if rows else ""
-    yield f"Also {', '.join(shared)}." if shared else ""
-    yield (
-        command.epilog
-        if command.epilog and not re.fullmatch(r"Exit status: 0 [^;]*; 1 [^;]*; 2 [^;]*\.", command.epilog)
-        else ""
-    )
+    yield _status(command.epilog or "")
+
+
+def _status(epilog: str) -> str:
+    """What a command's status says that the table at the top does not."""
+    usual = {f"{code.value} {_MEANING[code]}" for code in Exit} | {"2 wrong usage"}
+    parts = epilog.removeprefix("Exit status: ").removesuffix(".").split("; ")
+    own = [part for part in parts if part and part not in usual]
+    return f"Exit status: {'; '.join(own)}." if own else ""
 
 
 def _flag(text: str) -> str:
@@ -273,7 +275,7 @@ def errors() -> str:
             f"`{one.code}`",
             f"`{one.__name__}`",
             str(exit_of(one.__new__(one)).value),
-            cell(markdown((inspect.getdoc(one) or "").partition("\n\n")[0])),
+            cell(markdown((inspect.getdoc(one) or "").partition("\n\n")[0]).partition(". ")[0].rstrip(".")),
         )
         for one in sorted(found, key=lambda one: one.code)
     )

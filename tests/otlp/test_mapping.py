@@ -16,7 +16,7 @@ from lgov_core.trace.otlp_http import decode_traces
 from lgov_core.types import Span, SpanEvent
 
 SAMPLES = Path(__file__).parent / "samples"
-PAGE = Path(__file__).parents[2] / "docs/how-to/tracing.md"
+PAGE = Path(__file__).parents[2] / "lgov_core/trace/MAPPING.md"
 NAMES = sorted(path.stem for path in SAMPLES.glob("*.jsonl"))
 QUESTION = "What is the weather in Oslo?"
 
@@ -346,7 +346,7 @@ def test_the_table_fits() -> None:
 
 
 def mapping_page() -> str:
-    """The table of docs/how-to/tracing.md."""
+    """The table of lgov_core/trace/MAPPING.md."""
     lines = ["| lgov's name | read from |", "|---|---|"]
     for ours in dict.fromkeys(row.ours for row in ROWS):
         places = dict.fromkeys(
