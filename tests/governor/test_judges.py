@@ -15,7 +15,7 @@ from lgov_core.governor import Governor
 from lgov_core.governor.judging import caller_gone, private_copy
 from lgov_core.hookspecs import hookimpl
 from lgov_core.plugins import PolicyPlugin, make_plugin_manager, register
-from lgov_core.policies import BoundedPolicy, PIIPolicy, PolicySet, Rule, ToolPolicy
+from lgov_core.policies import BoundedPolicy, ConstantPolicy, PIIPolicy, PolicySet, Rule, ToolPolicy
 from lgov_core.policies.policy_set import explain
 from lgov_core.types import Action, Decision, Effect, Point, Severity
 from tests.cells import Seen
@@ -318,6 +318,66 @@ def test_the_severity_of_a_rule_is_that_of_what_blocks(effect: Effect, severity:
     for name in ("rule", "answers"):
         rules = PolicySet([Rule(Answers(), name, severity=Severity.CRITICAL)])
         assert Governor(rules).decide(call()).severity == severity
+
+
+@pytest.mark.parametrize(
+    ("answer", "rule", "reason"),
+    [
+        (Decision(Effect.ALLOW, "p"), "allow", "p has nothing against it."),
+        (Decision(Effect.ALLOW, "p", "fine"), "fine", "p answers allow."),
+        (Decision(Effect.ALLOW, "p", parts=(ALLOW,)), "allow", "p answers allow."),
+        (Decision(Effect.DENY, "p"), "deny", "p answers deny."),
+        (Decision(Effect.DENY, "p", "no"), "no", "p answers deny."),
+        (Decision(Effect.DENY, "p", reason="Why."), "deny", "Why."),
+    ],
+)
+def test_what_a_policy_does_not_say_is_said_for_it(answer: Decision, rule: str, reason: str) -> None:
+    decision = governor(Says(answer)).decide(call())
+    assert (decision.policy, decision.rule, decision.reason) == ("p", rule, reason)
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (Decision(4, "p"), "an effect that does not exist"),  # type: ignore[arg-type]
+        (Decision("deny", "p"), "an effect that does not exist"),  # type: ignore[arg-type]
+        (Decision(Effect.DENY, "p", severity="high"), "a severity that does not exist"),  # type: ignore[arg-type]
+        (Decision(Effect.ALLOW, "p", parts=("p",)), "parts that are not decisions"),  # type: ignore[arg-type]
+        (Decision(Effect.TRANSFORM, "p"), "a transform without saying into what"),
+        (Decision(Effect.TRANSFORM, "p", arguments=[1]), "a transform into what is not an argument mapping or no text"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_decision_without_a_meaning_is_a_denial_that_says_why(answer: Decision, problem: str) -> None:
+    for decision in both(governor(Says(answer)), call()):
+        assert (decision.effect, decision.rule, decision.fault) == (Effect.DENY, "policy-error", True)
+        assert f" answered {problem}." in decision.reason
+
+
+def test_what_a_policy_does_with_the_arguments_that_it_put_in_place_changes_nothing() -> None:
+    class Keeps(BoundedPolicy):
+        name = "keeps"
+
+        def judge(self, action: Action) -> Decision | None:
+            return None if action.arguments else self.transform("fills", "Filled.", arguments=own)
+
+    own: dict[str, Any] = {"paths": ["a"]}
+    for decision in both(governor(Says(ALLOW), policies=[Keeps()]), call()):
+        own["paths"].append("b")
+        assert decision.arguments == {"paths": ["a"]}
+        own["paths"].remove("b")
+
+
+def test_a_decision_has_a_text_where_one_takes_the_place_of_the_actions_and_nothing_blocks() -> None:
+    asked = Action(Point.OUTPUT, "reply", text="old")
+    masks = PIIPolicy(action="redact")
+    mail = asked.changed(text="write to ann@example.org")
+
+    def texts(*policies: Any, action: Action) -> list[str | None]:
+        return [decision.text for decision in both(Governor(policies), action)]
+
+    assert texts(masks, action=asked) == [None, None]
+    assert all(text is not None and "ann@" not in text for text in texts(masks, action=mail))
+    assert texts(masks, ConstantPolicy(Effect.DENY), action=mail) == [None, None]
 
 
 @pytest.mark.parametrize("effect", [Effect.ESCALATE, Effect.DENY])
