@@ -179,9 +179,7 @@ async def _events_of(governed: Callable[[Emit], Awaitable[Any]]) -> AsyncIterato
             yield event
         yield await task
     finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        task.cancel()  # where nobody reads any more
 
 
 #: The text for an image in a result.

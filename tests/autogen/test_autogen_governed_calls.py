@@ -19,13 +19,15 @@ from autogen_core.tools import (
     ToolResult,
 )
 from PIL import Image as Pictures
-from pydantic import BaseModel
+from pydantic import BaseModel, field_validator
 
 from lgov_autogen import GovernedWorkbench, governing
 from lgov_autogen.runs import RUN, GovernedComponent, Run, current_run, end_at_next_step, ensure_run
 from lgov_autogen.tools import (
     GovernedToolSchema,
     WorkbenchCall,
+    _reading,
+    as_given,
     error_result,
     is_evaluated,
     is_governed_schema,
@@ -34,6 +36,7 @@ from lgov_autogen.tools import (
 from lgov_core.errors import InstrumentationError, PolicyDenied
 from lgov_core.governor import Governor
 from lgov_core.instrumentation.live_span import CoveredCall, LiveSpan, covered_call
+from lgov_core.instrumentation.tool_call import ToolReading
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, Effect, Point
 from tests.autogen.autogen_parts import at, deny, rewrite
@@ -142,6 +145,108 @@ async def test_the_arguments_can_be_rewritten(stream: bool) -> None:
     *_, result = await called(workbench, {"to": 2}, stream=stream)
     assert (result.to_text(), tool.seen[0][0]) == ("counted to 1", 1)
     assert seen.outcomes[0].decision.arguments == {"to": 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "permitted", "runs"),
+    [
+        ({"to": 1}, {"to": 2}, {"to": 2}),
+        ({"arguments": 1}, {"arguments": 2}, {"arguments": 2}),
+        (None, {}, None),
+        ("text", {"arguments": "text"}, "text"),
+        ("text", {"arguments": "other"}, "other"),
+        ("text", {"to": 2}, {"to": 2}),
+        ("text", {}, {}),
+    ],
+)
+def test_a_tool_gets_what_was_permitted_in_the_form_that_the_model_chose(
+    arguments: Any, permitted: Any, runs: Any
+) -> None:
+    assert as_given(arguments, permitted) == runs
+    call = WorkbenchCall(None, None, "count", arguments, None, None)
+    assert call._permitted(permitted)[1] == runs
+
+
+class Recording(StaticStreamWorkbench):
+    """Keeps the arguments that it is called with."""
+
+    seen: Any = None
+
+    async def call_tool(self, name: str, arguments: Any = None, *rest: Any, **more: Any) -> ToolResult:
+        self.seen = arguments
+        return await super().call_tool(name, arguments, *rest, **more)
+
+
+async def test_a_workbench_gets_what_the_model_wrote_unless_a_policy_changed_it() -> None:
+    for policy, seen in (
+        (ALLOW, {"to": "2"}),
+        (at(Point.PRE_TOOL_CALL, lambda _: rewrite(arguments={"to": 1})), {"to": 1}),
+    ):
+        recording = Recording([Counting()])
+        workbench, _, _ = governed(policy, tools=recording)
+        assert not (await workbench.call_tool("count", {"to": "2"})).is_error
+        assert recording.seen == seen
+
+
+class Checked(BaseModel):
+    to: int
+
+    @field_validator("to", mode="before")
+    @classmethod
+    def counted(cls, value: Any) -> Any:
+        CHECKS.append(value)
+        return value
+
+
+CHECKS: list[Any] = []
+
+
+class Own(Counting):
+    """Streams in a way of its own, and so validates in its own way, too."""
+
+    async def run_json_stream(self, args: Any, cancellation_token: Any, call_id: Any = None) -> AsyncIterator[Any]:
+        yield f"its own {args['to']}"
+
+
+async def test_what_was_judged_runs_and_the_schema_is_read_once() -> None:
+    CHECKS.clear()
+    tool = Counting()
+    tool._args_type = Checked
+    workbench, _, _ = governed(tools=[tool])
+    assert (await workbench.call_tool("count", {"to": "2"})).to_text() == "counted to 2"
+    assert CHECKS == ["2"]
+
+
+async def test_a_stream_that_validates_in_its_own_way_is_judged_by_what_it_gets() -> None:
+    workbench, seen, _ = governed(tools=[Own()])
+    *_, result = await called(workbench, {"to": "2"}, stream=True)
+    assert (result.to_text(), seen.outcomes[0].action.arguments) == ("its own 2", {"to": "2"})
+
+
+class Remote(StaticStreamWorkbench):
+    """A workbench as of an MCP server, by its module."""
+
+    __module__ = "autogen_ext.tools.mcp.program"
+
+
+class RemoteTool(Counting):
+    """A tool as of an MCP server."""
+
+    __module__ = "autogen_ext.tools.mcp.program"
+
+
+@pytest.mark.parametrize(
+    ("workbench", "kind"),
+    [
+        (StaticStreamWorkbench([Counting()]), "function"),
+        (StaticStreamWorkbench([RemoteTool()]), "mcp"),
+        (Remote([Counting()]), "mcp"),
+    ],
+)
+async def test_the_kind_of_a_call_is_that_of_its_tool_or_of_its_workbench(workbench: Any, kind: str) -> None:
+    subject, seen, _ = governed(tools=workbench)
+    await called(subject, {"to": 1}, stream=False)
+    assert seen.outcomes[0].action.kind == kind
 
 
 @BOTH
@@ -352,6 +457,7 @@ async def test_a_tool_that_reports_a_failure_without_raising_has_failed() -> Non
     workbench, seen, _ = governed(tools=Failing([]))
     assert (await workbench.call_tool("count", {})).is_error
     assert [(outcome.status, outcome.error) for outcome in seen.outcomes] == [("error", "it did not work")]
+    assert _reading(error_result("count", "outside of a call")) == ToolReading("outside of a call", "error")
 
 
 # ---------------------------------------------------------------------- small parts

@@ -30,10 +30,10 @@ _TYPES = ("TypeVar", "ParamSpec", "Literal", "Callable", "Annotated", "Mapping",
 class Mutant:
     """One change of a file: ``removed`` and ``added`` are the changed lines without indentation, in ``scope``.
 
-    They, and ``number`` among those that read the same, say which one it is. ``digest`` is that of the statement at the level
-    of the module around it: where that has changed, it is another mutant. ``function`` is the outermost function or method in
-    whose body it is, or empty. ``lines`` are those of the changed expression, of the statement around it, and of the one at
-    the level of the module.
+    They, and ``number`` among those that read the same, say which one it is. ``function`` is the outermost function or
+    method in whose body it is, or empty. ``digest`` is that of this function, or else of the statement at the level of the
+    module around it: where that has changed, it is another mutant. ``lines`` are those of the changed expression, of the
+    statement around it, and of the one at the level of the module.
     """
 
     file: str
@@ -81,19 +81,24 @@ def mutants_of(file: str, source: str) -> list[Mutant]:
     mutants: list[Mutant] = []
     numbers: Counter[tuple[str, str, str]] = Counter()
     for index, statement in enumerate(module.body):
-        digest = hashlib.sha256(module.code_for_node(statement).strip().encode()).hexdigest()[:16]
-        for scope, function, around, node, changed in _changes(statement):
+        for scope, function, owner, around, node, changed in _changes(statement):
             before = module.code_for_node(around)
             after = module.code_for_node(changed if node is around else around.deep_replace(node, changed))
             removed, added = _changed_lines(before, after)
             if removed != added and _can_be_read(after):
                 numbers[scope, removed, added] += 1
                 number = numbers[scope, removed, added]
+                digest = _digest(module, owner)
                 lines = lines_of(node), lines_of(around), lines_of(statement)
                 mutants.append(
                     Mutant(file, scope, removed, added, number, digest, function, lines, module, index, node, changed)
                 )
     return mutants
+
+
+@cache
+def _digest(module: libcst.Module, node: libcst.CSTNode) -> str:
+    return hashlib.sha256(module.code_for_node(node).strip().encode()).hexdigest()[:16]
 
 
 def _can_be_read(code: str) -> bool:
@@ -111,14 +116,15 @@ def _changed_lines(before: str, after: str) -> tuple[str, str]:
     return removed, added
 
 
-_Change = tuple[str, str, libcst.CSTNode, libcst.CSTNode, libcst.CSTNode]
+_Change = tuple[str, str, libcst.CSTNode, libcst.CSTNode, libcst.CSTNode, libcst.CSTNode]
 
 
 def _changes(statement: libcst.CSTNode) -> Iterator[_Change]:
-    """Every change in ``statement``: its scope and function, the innermost statement around it, the node, what that becomes."""
-    pending: list[tuple[str, str, libcst.CSTNode, libcst.CSTNode]] = [("", "", statement, statement)]
+    """Every change in ``statement``: scope, function, that or ``statement``, the statement around it, the node, its change."""
+    pending: list[tuple[str, str, libcst.CSTNode, libcst.CSTNode, libcst.CSTNode]]
+    pending = [("", "", statement, statement, statement)]
     while pending:
-        scope, function, around, node = pending.pop()
+        scope, function, owner, around, node = pending.pop()
         if _is_left_out(node):
             continue
         if isinstance(node, libcst.FunctionDef | libcst.ClassDef):
@@ -126,11 +132,13 @@ def _changes(statement: libcst.CSTNode) -> Iterator[_Change]:
         if isinstance(node, libcst.BaseCompoundStatement | libcst.SimpleStatementLine):
             around = node
         for changed in _variants(node):
-            yield scope, function, around, node, changed
+            yield scope, function, owner, around, node, changed
         if not isinstance(node, libcst.Raise):
             for child in reversed(node.children):
-                is_body = isinstance(node, libcst.FunctionDef) and child is node.body
-                pending.append((scope, function or (scope if is_body else ""), around, child))
+                if not function and isinstance(node, libcst.FunctionDef) and child is node.body:
+                    pending.append((scope, scope, node, around, child))
+                else:
+                    pending.append((scope, function, owner, around, child))
 
 
 def _variants(node: libcst.CSTNode) -> Iterator[libcst.CSTNode]:
