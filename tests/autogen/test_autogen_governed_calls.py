@@ -204,14 +204,14 @@ CHECKS: list[Any] = []
 class Own(Counting):
     """Streams in a way of its own, and so validates in its own way, too."""
 
-    async def run_json_stream(self, args: Any, cancellation_token: Any, call_id: Any = None) -> AsyncIterator[Any]:
+    async def run_json_stream(self, args: Any, cancellation_token: Any, call_id: Any = None) -> AsyncIterator[Any]:  # type: ignore[override]
         yield f"its own {args['to']}"
 
 
 async def test_what_was_judged_runs_and_the_schema_is_read_once() -> None:
     CHECKS.clear()
     tool = Counting()
-    tool._args_type = Checked
+    tool._args_type = Checked  # type: ignore[assignment]
     workbench, _, _ = governed(tools=[tool])
     assert (await workbench.call_tool("count", {"to": "2"})).to_text() == "counted to 2"
     assert CHECKS == ["2"]
