@@ -231,7 +231,7 @@ class FlowPolicy(BoundedPolicy):
     nothing more; ``fields``, any such; ``pointed``, a result for which the call had an argument that the user named, like a
     file: an address only if no other of its kind is there, and only what was taken from there first, by argument of a
     tool; ``model``, what no text has. ``values`` are globs for addresses from anywhere. ``discloses`` is the most confidential
-    result of which a number, a code or four words in a row may stand in an argument, unless the user wrote them.
+    result of which a number, a code or four words in a row may be in an argument, unless the user wrote them.
 
     Compared are addresses by what they name, and words without case and punctuation. A value of less than four characters
     is not looked for within results. What the model computes or puts in other words is not recognised. A result of

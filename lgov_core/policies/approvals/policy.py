@@ -90,13 +90,13 @@ class ApprovalPolicy(BoundedPolicy):
     in ``pending()`` until `approve` or `reject` answers it; with ``store`` (a path, or `ApprovalRequests`) another program
     can answer, through the same file. The same call, made again, is then evaluated by every policy. With ``wait_s`` the
     call itself first waits up to that many seconds for the answer; with ``unattended: deny`` only where a person can be asked,
-    which is where there is a ``command``, a ``webhook``, or a terminal that standard error goes to. In shadow mode nobody is
+    which is where there is a ``command``, a ``webhook``, or a terminal that standard error goes to. In shadow mode no one is
     asked: the decision says that a person would have been.
 
     ``question`` is what the person reads first, with ``$name`` for the value of an argument. ``approvers`` is how many people
     have to approve, ``by`` the names of those who may answer, and of ``teams``; both take approvers with keys
-    (`ApprovalRequests.add_approver`). Nobody answers with a key for a call of their own: the ``user`` of the action's context,
-    its session, or the operating system's user who runs the program.
+    (`ApprovalRequests.add_approver`). A person cannot answer with a key for a call of their own: the ``user`` of the
+    action's context, its session, or the operating system's user who runs the program.
 
     ``approver`` (in Python) is a function or coroutine function that gets a copy of the arguments and has ``timeout_s``
     seconds. True approves; False, anything else, an exception and a timeout deny.
