@@ -97,8 +97,9 @@ class AuditEntry:
     """One entry as it is read back.
 
     ``kind`` is ``decision`` or ``outcome``, or one of those that a flight recorder, an erasure or a rotation writes
-    (``trace``, ``trace_end``, ``signal``, ``erasure``, ``rotation``, ``retirement``), or ``confinement``, the box of a
-    program; ``refers_to`` is the entry id that an outcome or an end belongs to.
+    (``trace``, ``trace_end``, ``signal``, ``erasure``, ``rotation``, ``retirement``), ``confinement``, the box of a program, or
+    ``ungoverned``, the Python programs that it started and that were not governed; ``refers_to`` is the entry id that an
+    outcome or an end belongs to.
     ``position`` counts over the whole record, ``seq`` within the writer's chain; both from 1. ``time_ns`` is Unix time
     and ``monotonic_ns`` the writer's monotonic clock, in nanoseconds. ``arguments`` is canonical JSON, and ``content`` a
     JSON object of what else belongs to the entry (``text``, the replacements of a transform, ``result``, ``error``);

@@ -1,16 +1,21 @@
-"""Entries for other programs (JSON lines, CloudEvents, OCSF), and counts of decisions by tool, rule, agent and time."""
+"""Entries for other programs (JSON lines, CloudEvents, OCSF), counts of decisions, and the report for an auditor."""
 
 from __future__ import annotations
 
+import hashlib
+import html
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
 from lgov_core.audit.reading import AuditEntry
+from lgov_core.audit.verify import in_words
+from lgov_core.audit.verify import verify as verify_record
 from lgov_core.types import BLOCKING, Point
 
 Format = Literal["jsonl", "cloudevents", "ocsf"]
@@ -178,3 +183,201 @@ def audit_report(entries: Iterable[AuditEntry]) -> AuditReport:
 
 def _at(time_ns: int) -> datetime:
     return datetime.fromtimestamp(time_ns / 1e9, UTC)
+
+
+# ---------------------------------------------------------------------- for an auditor
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The report of a record for an auditor; times are ISO 8601 in UTC.
+
+    ``verified`` is the proof (`lgov_core.audit.verify.VerifyReport`) of the whole record, ``in_words`` the same as text, and
+    ``keys`` the public keys that signed it, each with its SHA-256 fingerprint. Everything else is of the entries that were
+    chosen. ``policies`` and ``versions`` (of lgov's code) have the first and last decision under each, ``shadow`` the spans of
+    time in which a policy let pass what it denies: from the first such decision to the last one before a denial that was
+    enforced. ``ungoverned`` are Python programs that governed ones started and that were not governed. ``denials`` (with
+    those of shadow mode) and ``approvals`` name the act, the policy, the rule and the reason, in which a person who approved
+    is named. ``changes`` are erasures, rotations, deletions of archives, and boxes.
+    """
+
+    path: str
+    verified: dict[str, Any]
+    in_words: str
+    keys: list[dict[str, Any]]
+    counts: dict[str, Any]
+    policies: list[dict[str, Any]]
+    versions: list[dict[str, Any]]
+    shadow: list[dict[str, Any]]
+    ungoverned: list[dict[str, Any]]
+    denials: list[dict[str, Any]]
+    approvals: list[dict[str, Any]]
+    changes: list[dict[str, Any]]
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as JSON values."""
+        return asdict(self)
+
+    def sections(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+        """The tables by their heading: rows of equal fields."""
+        counts = self.counts
+        period = {"first": counts["first"], "last": counts["last"], "entries": counts["entries"], **counts["decisions"]}
+        yield "Period", [period]
+        for heading, name in _SECTIONS.items():
+            yield heading, getattr(self, name)
+
+
+_SECTIONS: Final = {
+    "Keys": "keys",
+    "Policies": "policies",
+    "Versions of the code": "versions",
+    "Shadow mode": "shadow",
+    "Programs that were not governed": "ungoverned",
+    "Denials": "denials",
+    "Approvals": "approvals",
+    "Changes of the record": "changes",
+}
+
+
+def evidence(
+    path: Path, entries: Iterable[AuditEntry], *, key: Path | None, heads: Path | None, reasons: bool = True
+) -> Evidence:
+    """The report on ``entries`` of the record at ``path``, in the order of writing; verifies the record.
+
+    ``key`` is the public key that must have signed it, ``heads`` the file of heads that was kept elsewhere, None for neither.
+    Reasons may quote what users and models wrote; without ``reasons`` they are left out. Raises what reading raises.
+    """
+    every = list(entries)
+    verified = verify_record(path, key=key, head=heads)
+    decisions = [entry for entry in every if entry.kind == "decision"]
+    signed_by = [] if verified.key is None else [verified.key]
+    keys = [
+        {
+            "key": text,
+            "sha256": hashlib.sha256(bytes.fromhex(text)).hexdigest(),
+            "compared with": None if key is None or not verified.key_trusted else str(key),
+        }
+        for text in signed_by
+    ]
+    denials = [entry for entry in decisions if entry.verdict["effect"] in BLOCKING]
+    approvals = [(entry, by) for entry in decisions if (by := _approval(entry)) is not None]
+    return Evidence(
+        str(path),
+        asdict(verified),
+        in_words(verified),
+        keys,
+        audit_report(every).as_json(),
+        _periods(decisions, lambda entry: ("policy digest", entry.policy_digest or "(none)")),
+        _periods(decisions, lambda entry: ("lgov", entry.code_version or "(unknown)")),
+        _shadow_periods(denials),
+        [{**_when(entry), "programs": _names(entry.body["programs"])} for entry in every if entry.kind == "ungoverned"],
+        [_act(entry, entry.verdict, reasons) | {"enforced": entry.effect in BLOCKING} for entry in denials],
+        [_act(entry, by, reasons) for entry, by in approvals],
+        [_change(entry, reasons) for entry in every if entry.kind in _CHANGES],
+    )
+
+
+_CHANGES: Final = ("erasure", "rotation", "retirement", "confinement")
+
+
+def _iso(entry: AuditEntry) -> str:
+    return _at(entry.time_ns).isoformat(timespec="seconds")
+
+
+def _when(entry: AuditEntry) -> dict[str, Any]:
+    return {"entry": entry.position, "time": _iso(entry), "rollout": entry.rollout_id}
+
+
+def _act(entry: AuditEntry, verdict: Mapping[str, Any], reasons: bool) -> dict[str, Any]:
+    named = {name: getattr(entry, name) for name in ("point", "name", "agent")}
+    act = {**_when(entry), **named, **{name: verdict[name] for name in ("policy", "rule", "severity")}}
+    return act | ({"reason": verdict["reason"]} if reasons else {})
+
+
+def _approval(entry: AuditEntry) -> Mapping[str, Any] | None:
+    """The part of a decision in which a person, or a callback, approved the call."""
+    own = {name: getattr(entry, name) for name in ("effect", "policy", "rule", "reason", "severity")}
+    parts = (own, *(entry.body.get("parts") or ()))
+    return next((part for part in parts if part["rule"] == "approved" and part["effect"] == "allow"), None)
+
+
+def _periods(entries: Iterable[AuditEntry], key: Callable[[AuditEntry], tuple[str, str]]) -> list[dict[str, Any]]:
+    periods: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        name, value = key(entry)
+        period = periods.setdefault(value, {name: value, "first": _iso(entry), "decisions": 0})
+        period |= {"last": _iso(entry), "decisions": period["decisions"] + 1}
+    return list(periods.values())
+
+
+def _shadow_periods(denials: Iterable[AuditEntry]) -> list[dict[str, Any]]:
+    """The spans of time in which denials were not enforced; one that was enforced ends a span."""
+    periods: list[dict[str, Any]] = []
+    running = False
+    for entry in denials:
+        if entry.effect in BLOCKING:
+            running = False
+            continue
+        if not running:
+            periods.append({"policy digest": entry.policy_digest, "first": _iso(entry), "not enforced": 0})
+        periods[-1] |= {"last": _iso(entry), "not enforced": periods[-1]["not enforced"] + 1}
+        running = True
+    return periods
+
+
+def _change(entry: AuditEntry, reasons: bool) -> dict[str, Any]:
+    body, text = entry.body, ""
+    if "erased" in body:
+        text = f"texts of {len(body['erased'])} entries erased" + (f": {body['reason']}" if reasons else "")
+    elif "previous" in body:
+        text = f"continues the record {body['previous']['record']} of {body['previous']['entries']} entries"
+    elif "retired" in body:
+        text = f"deleted archives: {', '.join(body['retired'])}"
+    elif entry.kind == "confinement":
+        text = f"box: {entry.reason}"
+    return {**_when(entry), "kind": entry.kind, "what": text}
+
+
+def _names(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} ({count})" for name, count in counts.items())
+
+
+def evidence_text(report: Evidence) -> Iterator[str]:
+    """The lines of the report as text."""
+    yield from (f"Audit report of {report.path}", "", *report.in_words.splitlines())
+    for heading, rows in report.sections():
+        yield from ("", f"{heading}: {len(rows) if rows else 'none'}" if heading != "Period" else heading)
+        for row in rows:
+            yield "  " + ", ".join(f"{name} {value}" for name, value in row.items() if value is not None)
+
+
+_STYLE: Final = (
+    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;color:#1c1e21;background:#fff}"
+    "div{overflow-x:auto}table{border-collapse:collapse;margin:.5rem 0 1.5rem}th,td{border:1px solid #c8ccd1}"
+    "th,td{padding:.3rem .6rem;text-align:left;vertical-align:top}th,pre{background:#f0f2f4}"
+    "pre{padding:1rem;white-space:pre-wrap}.ok{border-left:.4rem solid #2a7d46}.broken{border-left:.4rem solid #b3261e}"
+)
+
+
+def evidence_html(report: Evidence) -> Iterator[str]:
+    """The lines of the report as one HTML file, which loads nothing, in ASCII."""
+
+    def text(value: object) -> str:
+        return html.escape(str(value)).encode("ascii", "xmlcharrefreplace").decode()
+
+    title = text(f"Audit report of {report.path}")
+    yield f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+    yield f"<style>{_STYLE}</style></head><body><h1>{title}</h1>"
+    yield f'<pre class="{"ok" if report.verified["ok"] else "broken"}">{text(report.in_words)}</pre>'
+    for heading, rows in report.sections():
+        yield f"<h2>{heading}</h2>"
+        if not rows:
+            yield "<p>None.</p>"
+            continue
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        yield "<div><table><tr>" + "".join(f"<th>{text(name)}</th>" for name in names) + "</tr>"
+        for row in rows:
+            values = ("" if row.get(name) is None else row[name] for name in names)
+            yield "<tr>" + "".join(f"<td>{text(value)}</td>" for value in values) + "</tr>"
+        yield "</table></div>"
+    yield "</body></html>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
@@ -28,11 +29,13 @@ from lgov_core.commands.options import (
     where_option,
 )
 from lgov_core.errors import ExportError, LgovError, StoreError, counted
+from lgov_core.settings import load_settings
 from lgov_core.store import rows
 from lgov_core.store.trace_store import TraceStore
 from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
 
 if TYPE_CHECKING:
+    from lgov_core.audit import AuditEntry
     from lgov_core.audit.report import Format
     from lgov_core.store import RolloutQueue
 
@@ -140,7 +143,7 @@ def _column(pa: Any, name: str) -> Any:
 
 
 #: Formats of an audit record, and of a trace store.
-_OF_RECORD: Final = ("jsonl", "cloudevents", "ocsf")
+_OF_RECORD: Final = ("jsonl", "cloudevents", "ocsf", "report")
 _OF_STORE: Final = ("jsonl", "parquet", "otlp", "otlp-json")
 #: Where OpenTelemetry's own exporters look for headers: NAME=VALUE pairs with commas between them, percent-encoded.
 HEADERS_VARIABLE: Final = "OTEL_EXPORTER_OTLP_HEADERS"
@@ -150,7 +153,7 @@ HEADERS_VARIABLE: Final = "OTEL_EXPORTER_OTLP_HEADERS"
 @click.argument("source", metavar="STORE|RECORD")
 @click.option(
     "--format", "form", type=click.Choice(tuple(dict.fromkeys((*_OF_STORE, *_OF_RECORD)))), default="jsonl",
-    show_default=True, help="cloudevents and ocsf are for records; parquet, otlp and otlp-json for stores.",
+    show_default=True, help="cloudevents, ocsf and report are for records; parquet, otlp and otlp-json for stores.",
 )  # fmt: skip
 @click.option(
     "--to", "target", metavar="FILE|FOLDER|URL",
@@ -176,13 +179,16 @@ def export(
     contents with --no-content. Headers are taken from OTEL_EXPORTER_OTLP_HEADERS. Sent again, a span has the same id. A
     collector that refuses spans makes the exit status 1. For training data: lgov transitions.
 
-    A record: its entries as JSON lines with its own fields, CloudEvents 1.0, or OCSF 1.3 API Activity.
+    A record: its entries as JSON lines with its own fields, CloudEvents 1.0, or OCSF 1.3 API Activity. --format report is one
+    report for an auditor: as HTML or JSON if the name of the file ends so, else as text; --no-content leaves out reasons, which
+    may quote. It is verified with the public key beside the setting audit_key, and with the setting heads. Exits 4 if it is
+    broken.
 
     A file is written whole or not at all. With --json the summary about --to is JSON; standard output always is.
     """
     if is_audit_record(source):
         _require("an audit record", form, _OF_RECORD, where, ("rollout", "session", "tool", "agent", "text"))
-        _export_record(Path(source), form, target, where, period, as_json)
+        _export_record(Path(source), form, target, where, content, as_json, **period)
         return
     if not is_store(source) and not Path(source).exists():
         raise LgovError(f"there is no trace store or audit record {source}", hint="name a file that lgov wrote")
@@ -205,15 +211,45 @@ def _require(kind: str, form: str, forms: Sequence[str], where: Where, fields: S
 
 
 def _export_record(
-    path: Path, form: str, target: str | None, where: Where, period: dict[str, Any], as_json: bool
+    path: Path, form: str, target: str | None, where: Where, content: bool, as_json: bool, *, after: int, **period: Any
 ) -> None:
     from lgov_core.audit.report import lines
 
-    after = period.pop("after")
     selection = selection_of(where, **period)
     with opened_record(path) as record:
         entries = [entry for entry in record.entries(selection.rollout_id, after=after) if selection.holds(entry)]
+    if form == "report":
+        _report_evidence(path, entries, target, content, as_json)
+        return
     _write(lines(entries, cast("Format", form)), target, form, "entry", as_json)
+
+
+def _report_evidence(path: Path, entries: list[AuditEntry], target: str | None, content: bool, as_json: bool) -> None:
+    from lgov_core.audit import default_key_path
+    from lgov_core.audit.report import evidence, evidence_html, evidence_text
+    from lgov_core.audit.signing import heads_path, public_path
+
+    settings = load_settings()
+    key, heads = public_path(settings.audit_key or default_key_path()), settings.heads or heads_path(path)
+    report = evidence(
+        path,
+        entries,
+        key=key if key.is_file() else None,
+        heads=heads if heads.is_file() else None,
+        reasons=content,
+    )
+    suffix = "" if target is None else Path(target).suffix
+    if suffix == ".json" or (target is None and as_json):
+        lines = iter(json.dumps(report.as_json(), indent=2).splitlines())
+    else:
+        lines = evidence_html(report) if suffix in (".html", ".htm") else map(_ascii, evidence_text(report))
+    _write(lines, target, "report", "row", as_json)
+    if not report.verified["ok"]:
+        click.get_current_context().exit(Exit.AUDIT_BROKEN)
+
+
+def _ascii(line: str) -> str:
+    return printable(line).encode("ascii", "backslashreplace").decode()
 
 
 def _export_store(store: RolloutQueue, form: str, target: str | None, where: Where, as_json: bool) -> None:

@@ -276,6 +276,9 @@ class GovernedRun:
             for span in process.opened.connections(self.scope.rollout_id, self.scope.attempt, content=content):
                 process.governor.observe(span)
         self._end_attempt(self.status)
+        if ungoverned and process.opened.audit is not None and options.governance.broker is None:
+            about = {"rollout_id": self.scope.rollout_id, "programs": dict(ungoverned), "accepted": not refused}
+            process.opened.audit.append("ungoverned", about, arguments=None, content={})
         judged = process.tally.judged + children.judged
         denied = sum(count for (_, _, effect), count in judged.items() if effect in BLOCKING)
         would = sum(count for (_, _, effect), count in judged.items() if effect.removeprefix("would-") in BLOCKING)
