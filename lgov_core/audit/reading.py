@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from lgov_core._util.sqlite_file import FileKind, describe, open_sqlite
 from lgov_core.errors import AuditError
+from lgov_core.governor.options import APPROVED
 from lgov_core.types import Effect
 
 # `lgov_core.audit.verify` documents the format. One row, and so one statement, an entry: a transaction of its own costs
@@ -154,6 +155,13 @@ class AuditEntry:
         own = {name: getattr(self, name) for name in ("effect", "policy", "rule", "reason", "severity")}
         shadowed = [part for part in self.body.get("parts") or () if part["shadowed"]]
         return max([own, *shadowed], key=lambda part: Effect[(part["effect"] or "allow").upper()])
+
+    @property
+    def approval(self) -> Mapping[str, Any] | None:
+        """The verdict by which a person, or a callback, approved the call; None where none did."""
+        own = {name: getattr(self, name) for name in ("effect", "policy", "rule", "reason", "severity")}
+        parts = (own, *(self.body.get("parts") or ()))
+        return next((part for part in parts if part["rule"] == APPROVED and part["effect"] == "allow"), None)
 
 
 def entry_of(row: tuple[Any, ...]) -> AuditEntry:

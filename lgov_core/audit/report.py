@@ -260,7 +260,7 @@ def evidence(
         for text in signed_by
     ]
     denials = [entry for entry in decisions if entry.verdict["effect"] in BLOCKING]
-    approvals = [(entry, by) for entry in decisions if (by := _approval(entry)) is not None]
+    approvals = [(entry, by) for entry in decisions if (by := entry.approval) is not None]
     return Evidence(
         str(path),
         asdict(verified),
@@ -292,13 +292,6 @@ def _act(entry: AuditEntry, verdict: Mapping[str, Any], reasons: bool) -> dict[s
     named = {name: getattr(entry, name) for name in ("point", "name", "agent")}
     act = {**_when(entry), **named, **{name: verdict[name] for name in ("policy", "rule", "severity")}}
     return act | ({"reason": verdict["reason"]} if reasons else {})
-
-
-def _approval(entry: AuditEntry) -> Mapping[str, Any] | None:
-    """The part of a decision in which a person, or a callback, approved the call."""
-    own = {name: getattr(entry, name) for name in ("effect", "policy", "rule", "reason", "severity")}
-    parts = (own, *(entry.body.get("parts") or ()))
-    return next((part for part in parts if part["rule"] == "approved" and part["effect"] == "allow"), None)
 
 
 def _periods(entries: Iterable[AuditEntry], key: Callable[[AuditEntry], tuple[str, str]]) -> list[dict[str, Any]]:

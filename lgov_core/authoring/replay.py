@@ -24,12 +24,26 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from lgov_core.errors import PolicyError
 from lgov_core.governor import Governor, ObservedDecision
+from lgov_core.governor.options import APPROVED, SHADOW
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies import dry_run, load_policy_file
 from lgov_core.policies.budgets.counting import NOT_MADE
 from lgov_core.trace import semconv
 from lgov_core.trace.canonical import as_object, written_calls
-from lgov_core.types import ALLOW, BLOCKING, Action, Decision, Kind, Point, Span, ToolOutcome, ToolStatus, new_id
+from lgov_core.transitions.spans import messages_of
+from lgov_core.types import (
+    ALLOW,
+    BLOCKING,
+    Action,
+    Decision,
+    Effect,
+    Kind,
+    Point,
+    Span,
+    ToolOutcome,
+    ToolStatus,
+    new_id,
+)
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditEntry
@@ -169,6 +183,7 @@ class RecordedAction:
     status: str | None = None
     verdict_rule: str | None = None
     events: tuple[ToolOutcome | ObservedDecision, ...] = ()
+    approved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +238,7 @@ def replay_file(file: Path, recorded: Iterable[RecordedAction | None]) -> Replay
 def replay(governor: Governor, recorded: Iterable[RecordedAction | None]) -> Replay:
     """Judges every action once more, in order; None counts as incomplete. Budgets and rates count anew.
 
-    A set in shadow mode counts as if it were enforced.
+    A set in shadow mode counts as if it were enforced. Nobody is asked for an approval: one that is on record holds again.
     """
     result = Replay()
     for act in recorded:
@@ -232,8 +247,12 @@ def replay(governor: Governor, recorded: Iterable[RecordedAction | None]) -> Rep
             continue
         for event in act.events:
             governor.observe(event)
-        decision = governor.decide(act.action)
+        decision = governor.decide(act.action.changed(context={**act.action.context, SHADOW: True}))
         decision = decision.unenforced or decision
+        if act.approved and decision.rule == "approval-pending":
+            decision = decision.changed(
+                effect=Effect.ALLOW, rule=APPROVED, reason="It was approved when it was recorded."
+            )
         result.judged += 1
         result.blocked_now += decision.blocks
         if act.effect is None:
@@ -287,7 +306,8 @@ def from_audit(entries: Iterable[AuditEntry]) -> Iterator[RecordedAction | None]
         )
         if point is Point.PRE_TOOL_CALL:
             calls[entry.entry_id] = action
-        verdict = {"verdict": entry.verdict["effect"], "verdict_rule": entry.verdict["rule"]}
+        verdict: dict[str, Any] = {"verdict": entry.verdict["effect"], "verdict_rule": entry.verdict["rule"]}
+        verdict["approved"] = entry.approval is not None
         before, events = tuple(events), []
         yield RecordedAction(action, entry.effect, entry.policy, entry.rule, entry.reason, **verdict, events=before)
 
@@ -319,6 +339,9 @@ def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
     judged = (span for span in spans if span.attributes.get(semconv.POINT) == Point.PRE_TOOL_CALL.value)
     decisions = {_call_key(span): span.attributes for span in judged if span.name == semconv.DECISION_SPAN_NAME}
     user_texts, written = _said_and_written(store)
+    for span in spans:
+        if span.attributes.get(semconv.OPERATION) == semconv.CHAT and semconv.INPUT_MESSAGES in span.attributes:
+            user_texts.setdefault(span.rollout_id, _opening_texts(span.attributes[semconv.INPUT_MESSAGES]))
     seen: set[tuple[Any, ...]] = set()
     for span in spans:
         attributes = span.attributes
@@ -362,6 +385,7 @@ def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
             decision.get(semconv.DECISION_REASON),
             verdict=decision.get(semconv.DECISION_WOULD) or decision.get(semconv.DECISION_EFFECT),
             status=status,
+            approved=decision.get(semconv.DECISION_RULE) == APPROVED,
             verdict_rule=decision.get(semconv.DECISION_RULE),  # in shadow mode that of the effect that was not enforced
             events=before,
         )
@@ -404,6 +428,17 @@ def _said_and_written(store: TraceStore) -> tuple[dict[str | None, str], dict[tu
             if message.get("role") == "user" and isinstance(message.get("content"), str):
                 user_texts[call.rollout_id].append(message["content"])
     return {rollout: "\n".join(texts) for rollout, texts in user_texts.items()}, written
+
+
+def _opening_texts(messages: Any) -> str:
+    """The user's texts, one a line, before the model's first reply in the messages of a span."""
+    texts: list[str] = []
+    for message in messages_of(messages).get("messages", ()):
+        if message.get("role") == "assistant":
+            break
+        if message.get("role") == "user" and isinstance(message.get("content"), str):
+            texts.append(message["content"])
+    return "\n".join(texts)
 
 
 def _text(value: Any) -> str | None:

@@ -17,6 +17,8 @@ from lgov_core.types import Policy
 
 #: In the context of an action that a set in shadow mode judges: nothing comes of it, so nobody is to be asked.
 SHADOW: Final = "lgov.shadow"
+#: The rule of the decision by which people approved a call.
+APPROVED: Final = "approved"
 
 
 def string_tuple(owner: str, option: str, value: object) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from msgspec import Meta
 from lgov_core._util.json_text import NotCanonical, canonical_json, fingerprint
 from lgov_core.errors import PolicyError
 from lgov_core.governor.judging import caller_gone
-from lgov_core.governor.options import SHADOW, in_dry_run
+from lgov_core.governor.options import APPROVED, SHADOW, in_dry_run
 from lgov_core.governor.patterns import matches_any
 from lgov_core.places import DEFAULT_APPROVALS
 from lgov_core.policies.approvals.notices import Notice, answer_command
@@ -270,7 +270,7 @@ class ApprovalPolicy(BoundedPolicy):
         return _Asked(digest, request, decision)
 
     def _approved(self, request: ApprovalRequest, by: str, answered: str) -> Decision:
-        return Decision(Effect.ALLOW, self.name, "approved", f"{by} approved it ({answered})")
+        return Decision(Effect.ALLOW, self.name, APPROVED, f"{by} approved it ({answered})")
 
     # ------------------------------------------------------------------ after the call
 
