@@ -160,8 +160,8 @@ class AuditEntry:
     def approval(self) -> Mapping[str, Any] | None:
         """The verdict by which a person, or a callback, approved the call; None where none did."""
         own = {name: getattr(self, name) for name in ("effect", "policy", "rule", "reason", "severity")}
-        parts = (own, *(self.body.get("parts") or ()))
-        return next((part for part in parts if part["rule"] == APPROVED and part["effect"] == "allow"), None)
+        verdicts = (own, *(self.body.get("parts") or ()))
+        return next((each for each in verdicts if each["rule"] == APPROVED and each["effect"] == "allow"), None)
 
 
 def entry_of(row: tuple[Any, ...]) -> AuditEntry:
