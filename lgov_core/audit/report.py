@@ -189,7 +189,7 @@ def _at(time_ns: int) -> datetime:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class AuditorReport:
     """The report of a record for an auditor; times are ISO 8601 in UTC.
 
     ``verified`` is the proof (`lgov_core.audit.verify.VerifyReport`) of the whole record, ``in_words`` the same as text, and
@@ -241,7 +241,7 @@ _SECTIONS: Final = {
 
 def evidence(
     path: Path, entries: Iterable[AuditEntry], *, key: Path | None, heads: Path | None, reasons: bool = True
-) -> Evidence:
+) -> AuditorReport:
     """The report on ``entries`` of the record at ``path``, in the order of writing; verifies the record.
 
     ``key`` is the public key that must have signed it, ``heads`` the file of heads that was kept elsewhere, None for neither.
@@ -261,7 +261,7 @@ def evidence(
     ]
     denials = [entry for entry in decisions if entry.verdict["effect"] in BLOCKING]
     approvals = [(entry, by) for entry in decisions if (by := entry.approval) is not None]
-    return Evidence(
+    return AuditorReport(
         str(path),
         asdict(verified),
         in_words(verified),
@@ -335,7 +335,7 @@ def _names(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} ({count})" for name, count in counts.items())
 
 
-def evidence_text(report: Evidence) -> Iterator[str]:
+def evidence_text(report: AuditorReport) -> Iterator[str]:
     """The lines of the report as text."""
     yield from (f"Audit report of {report.path}", "", *report.in_words.splitlines())
     for heading, rows in report.sections():
@@ -352,7 +352,7 @@ _STYLE: Final = (
 )
 
 
-def evidence_html(report: Evidence) -> Iterator[str]:
+def evidence_html(report: AuditorReport) -> Iterator[str]:
     """The lines of the report as one HTML file, which loads nothing, in ASCII."""
 
     def text(value: object) -> str:
