@@ -16,7 +16,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -338,10 +338,7 @@ def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
     events: list[ToolOutcome | ObservedDecision] = []
     judged = (span for span in spans if span.attributes.get(semconv.POINT) == Point.PRE_TOOL_CALL.value)
     decisions = {_call_key(span): span.attributes for span in judged if span.name == semconv.DECISION_SPAN_NAME}
-    user_texts, written = _said_and_written(store)
-    for span in spans:
-        if span.attributes.get(semconv.OPERATION) == semconv.CHAT and semconv.INPUT_MESSAGES in span.attributes:
-            user_texts.setdefault(span.rollout_id, _opening_texts(span.attributes[semconv.INPUT_MESSAGES]))
+    user_texts, written = _said_and_written(store, spans)
     seen: set[tuple[Any, ...]] = set()
     for span in spans:
         attributes = span.attributes
@@ -412,7 +409,9 @@ def _events_before(span: Span, running: list[tuple[float, ToolOutcome]]) -> list
     return events
 
 
-def _said_and_written(store: TraceStore) -> tuple[dict[str | None, str], dict[tuple[Any, ...], dict[str, Any] | None]]:
+def _said_and_written(
+    store: TraceStore, spans: Sequence[Span]
+) -> tuple[dict[str | None, str], dict[tuple[Any, ...], dict[str, Any] | None]]:
     """By rollout what the user said first, and by rollout, attempt and tool call the arguments that the model wrote."""
     user_texts: dict[str | None, list[str]] = defaultdict(list)
     written: dict[tuple[Any, ...], dict[str, Any] | None] = {}
@@ -427,7 +426,11 @@ def _said_and_written(store: TraceStore) -> tuple[dict[str | None, str], dict[tu
         for message in call.request.get("messages", ()):
             if message.get("role") == "user" and isinstance(message.get("content"), str):
                 user_texts[call.rollout_id].append(message["content"])
-    return {rollout: "\n".join(texts) for rollout, texts in user_texts.items()}, written
+    opening = {rollout: "\n".join(texts) for rollout, texts in user_texts.items()}
+    for span in spans:
+        if span.attributes.get(semconv.OPERATION) == semconv.CHAT and semconv.INPUT_MESSAGES in span.attributes:
+            opening.setdefault(span.rollout_id, _opening_texts(span.attributes[semconv.INPUT_MESSAGES]))
+    return opening, written
 
 
 def _opening_texts(messages: Any) -> str:

@@ -256,6 +256,13 @@ class GovernedRun:
         if refused and self.status == CANNOT_GOVERN:
             end_process()  # the interpreter is ending already, with the program's status
 
+    def _record_ungoverned(self, programs: Mapping[str, int]) -> None:
+        """Puts Python programs that were started and not governed on record. In a box nothing outside governs them either."""
+        audit = self.process.opened.audit
+        if programs and audit is not None and self.options.governance.broker is None:
+            about = {"rollout_id": self.scope.rollout_id, "programs": dict(programs)}
+            audit.append("ungoverned", about, arguments=None, content={})
+
     def _close(self) -> bool:
         """Closes everything and writes the report; returns True if the status is not 0 for the children."""
         from lgov_core.process.report import ClosingReport, cannot_block, near_gaps
@@ -263,11 +270,10 @@ class GovernedRun:
         process, options, guard = self.process, self.options, self.process.guard
         children = read_reports(self.reports)
         # multiprocessing announces no start, but loads one of these for it: then at least one process was not governed.
-        unseen = Counter(
-            multiprocessing=not children.multiprocessing and any(name in sys.modules for name in _SPAWNERS)
-        )
+        unseen = Counter(multiprocessing=not children.multiprocessing and any(map(sys.modules.__contains__, _SPAWNERS)))
         started = children.started + Counter(multiprocessing=children.multiprocessing) + unseen
         ungoverned = children.ungoverned + unseen
+        self._record_ungoverned(ungoverned)
         refused = bool(ungoverned) and not options.ungoverned_children_are_accepted
         if refused and self.status == 0:
             self.status = CANNOT_GOVERN
@@ -276,9 +282,6 @@ class GovernedRun:
             for span in process.opened.connections(self.scope.rollout_id, self.scope.attempt, content=content):
                 process.governor.observe(span)
         self._end_attempt(self.status)
-        if ungoverned and process.opened.audit is not None and options.governance.broker is None:
-            about = {"rollout_id": self.scope.rollout_id, "programs": dict(ungoverned), "accepted": not refused}
-            process.opened.audit.append("ungoverned", about, arguments=None, content={})
         judged = process.tally.judged + children.judged
         denied = sum(count for (_, _, effect), count in judged.items() if effect in BLOCKING)
         would = sum(count for (_, _, effect), count in judged.items() if effect.removeprefix("would-") in BLOCKING)
