@@ -178,7 +178,9 @@ def test_a_plugin_says_what_its_hooks_cost_and_when_they_are_asked() -> None:
 
     quick, slow, last = Plugin(bounded=True), Plugin(timeout_s=20.0), Plugin(deferred=True)
     subject = governor(last, quick, slow, timeout_s=0.01)
-    assert subject.decide(call()).effect is Effect.DENY  # of the one that is asked last, whose time is the governor's
+    decision = subject.decide(call())
+    assert decision.effect is Effect.DENY  # of the one that is asked last, whose time is the governor's
+    assert [part.rule for part in decision.parts].count("policy-timeout") == 1
     assert quick.threads == [threading.get_ident()]
     assert slow.threads != [threading.get_ident()]
     assert len(slow.threads) == 1
@@ -186,6 +188,8 @@ def test_a_plugin_says_what_its_hooks_cost_and_when_they_are_asked() -> None:
     denied = governor(last := Plugin(deferred=True), Says(DENY))
     assert denied.decide(call()).effect is Effect.DENY
     assert last.threads == []
+    assert governor(first := Plugin(bounded=True), Says(DENY)).decide(call()).blocks
+    assert len(first.threads) == 1, "it did not say that it is asked last"
     assert governor(Plugin()).reads_replies()
     assert not governor(Plugin(reads_replies=False)).reads_replies()
 

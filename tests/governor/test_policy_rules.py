@@ -94,6 +94,7 @@ def test_a_coroutine_is_called_in_place_and_waited_for() -> None:
         ({"on": ["later"]}, "rule plain: there is no point 'later'"),
         ({"tools": "x"}, "rule plain|plain: tools"),
         ({"agents": 5}, "plain: agents|rule plain"),
+        ({"when": {"field": "arguments.n", "later": 1}}, "rule plain"),
     ],
 )
 def test_a_rule_without_a_meaning_is_refused_by_its_name(options: dict[str, Any], problem: str) -> None:
