@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -19,6 +21,7 @@ from lgov_core.audit import AuditEntry, AuditLog
 from lgov_core.errors import PolicyError, StoreError
 from lgov_core.places import DEFAULT_APPROVALS
 from lgov_core.policies import ApprovalRequest, ApprovalRequests
+from lgov_core.policies.approvals.requests import NotAllowedToAnswer
 from lgov_core.policies.loader import read_policy_file
 from lgov_core.store import RolloutQueue, open_store
 from lgov_core.store.pages import ListedDecision, StorePages
@@ -231,7 +234,8 @@ def answer_approval(
 ) -> dict[str, Any]:
     """Answers one request; of several answers the first counts.
 
-    Raises `NoSuchRequest`, `ChangedRequest`, `AnsweredRequest`, and `PolicyError` where the file cannot be used.
+    ``by`` is a name, or the key of an approver. Raises `NoSuchRequest`, `ChangedRequest`, `AnsweredRequest`,
+    `NotAllowedToAnswer`, and `PolicyError` where the file cannot be used.
     """
     for file in files:
         with closing(ApprovalRequests(file)) as requests:
@@ -246,6 +250,8 @@ def answer_approval(
                 if answer == "approve":
                     return _request_item(file, requests.approve(request_id, by=by))
                 return _request_item(file, requests.reject(request_id, by=by, reason=reason))
+            except NotAllowedToAnswer:
+                raise
             except PolicyError as error:
                 now = next((request for request in requests.all() if request.request_id == request_id), None)
                 if now is None or now.state == "pending":
@@ -258,6 +264,11 @@ def _request_item(file: Path, request: ApprovalRequest) -> dict[str, Any]:
     return {
         **{name: getattr(request, name) for name in _SHOWN},
         **{name: request.content.get(name) for name in ("agent", "point", "kind")},
+        **{name: getattr(request.inquiry, name) for name in ("rule", "question", "user_text", "approvers", "by")},
+        "answers": [asdict(answer) for answer in request.answers],
+        "rollout_id": request.rollout_id,
+        "waits_until": request.wait_ends if (request.waits_until or 0.0) > time.time() else None,
+        "named": canonical_json(request.arguments),
         "id": request.request_id,
         "file": str(file),
         "arguments": dict(request.arguments),

@@ -13,7 +13,8 @@ from starlette.routing import Mount
 
 from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.policies import ApprovalRequests
+from lgov_core.policies import ApprovalPolicy, ApprovalRequests
+from lgov_core.types import Action, Effect, Point
 from lgov_core.views.web.app import MountedWindow
 from lgov_core.views.web.window import Window
 from tests.web.browser import expect
@@ -116,6 +117,53 @@ def test_an_admin_key_opens_the_window_and_answers(folder: Path, page: Any) -> N
         (cookie,) = page.context.cookies()
         assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
     assert states(folder) == ["approved"]
+
+
+def test_two_people_in_two_browsers_approve_one_call_and_the_requester_cannot(
+    folder: Path, new_page: Callable[..., Any]
+) -> None:
+    place = folder / "approvals.sqlite"
+    policy = ApprovalPolicy(["pay"], store=place, approvers=2, question="Pay $euros euros?")
+    ada, bob, tom = (policy.requests.add_approver(name) for name in ("ada", "bob", "tom"))
+    action = Action(
+        Point.PRE_TOOL_CALL,
+        "pay",
+        arguments={"euros": 7},
+        rollout_id="ro_mixed0",
+        context={"user": "tom", "user_text": "Pay."},
+    )
+    policy.judge(action)
+    request = next(one for one in policy.pending() if one.name == "pay")
+    link = f"#/approvals/{request.request_id}"
+
+    def opens(page: Any, key: str) -> Any:
+        """Follows the link, which asks for a key, and gives one."""
+        page.goto(window.base + link)
+        expect(page.get_by_role("heading", name="Pay 7 euros?")).to_have_count(0)
+        page.get_by_label("an approver's key").fill(key)
+        page.get_by_role("button", name="Open").click()
+        return page
+
+    with served(folder) as window:
+        first = opens(new_page(), "lgov_approver_stolen")
+        expect(first.get_by_text("nor the key of an approver")).to_be_visible()
+        requester, first, second = (opens(new_page(), key) for key in (tom, ada, bob))
+        card = first.get_by_role("listitem")
+        expect(card.get_by_role("heading", name="Pay 7 euros?")).to_be_visible()
+        expect(card).to_have_count(1)
+        expect(card).to_contain_text("the user's request")
+        expect(first.get_by_label("Your name")).to_have_value("ada")
+        expect(first.get_by_role("link", name="ro_mixed0")).to_be_visible()
+        requester.get_by_role("button", name="Approve").click()
+        expect(requester.get_by_role("alert")).to_contain_text("tom asks for this call")
+        first.get_by_role("button", name="Approve").click()
+        expect(card).to_contain_text("1 of 2")
+        second.get_by_role("button", name="Approve").click()
+        expect(second.get_by_role("button", name="Approve")).to_have_count(0)
+    decision = policy.judge(action)
+    assert decision is not None
+    assert decision.effect is Effect.ALLOW
+    assert [one.by for one in policy.requests.all()[-1].answers] == ["ada", "bob"]
 
 
 def test_the_cookie_is_not_for_scripts_nor_for_other_sites(window: Served, page: Any) -> None:

@@ -126,6 +126,39 @@ def test_an_answer_that_does_not_fit_changes_nothing(
     assert desk.wire(5) == "escalate"
 
 
+def test_an_approver_answers_by_http_with_a_key_and_no_session(served: Opened, desk: Desk, tmp_path: Path) -> None:
+    desk.wire(5)
+    requests = ApprovalRequests(desk.file)
+    keys = {name: requests.add_approver(name) for name in ("ada", "mallory")}
+    browser = served(tmp_path, session=False)
+    url, body = f"{browser.url}/view/api/approvals", {"answer": "approve", "by": "Zoe"}
+    ada = {"authorization": f"Bearer {keys['ada']}"}
+    assert httpx.get(url).status_code == 401
+    (item,) = httpx.get(url, headers=ada).json()["items"]
+    assert (item["rule"], item["question"]) == ("wires", "desk asks to run wire.")
+    body["digest"] = item["digest"]
+    assert httpx.post(f"{url}/{item['id']}", json=body).status_code == 401
+    mallory = {"authorization": f"Bearer {keys['mallory']}"}
+    requests.add_approver("mallory")  # the key that leaked ends
+    assert httpx.post(f"{url}/{item['id']}", json=body, headers=mallory).status_code == 401
+    in_body = httpx.post(f"{url}/{item['id']}", json={**body, "by": keys["ada"]}, headers=ada)
+    assert in_body.status_code == 200
+    assert in_body.json()["answered_by"] == "ada"
+    assert desk.wire(5) == "allow"
+
+
+def test_a_session_without_a_key_answers_nothing_once_there_are_approvers(
+    opened: Opened, desk: Desk, tmp_path: Path
+) -> None:
+    desk.wire(5)
+    ApprovalRequests(desk.file).add_approver("ada")
+    browser = opened(tmp_path)
+    (item,) = browser.get("approvals")["items"]
+    refused = answer(browser, item, "approve", by="ada")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+    assert desk.wire(5) == "escalate"
+
+
 def test_a_request_of_another_window_or_none_is_not_answered(served: Opened, desk: Desk, tmp_path: Path) -> None:
     desk.wire(5)
     browser = served(tmp_path)

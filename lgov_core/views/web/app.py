@@ -27,6 +27,7 @@ import lgov_core
 from lgov_core.errors import LgovError
 from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.server import EndpointServer, served_alone
+from lgov_core.policies.approvals.requests import KEY_PREFIX
 from lgov_core.views.attempt_builder import read_attempt
 from lgov_core.views.attempt_view import AttemptView
 from lgov_core.views.governance import (
@@ -295,7 +296,7 @@ class _Routes:
 
     def _guarded(self, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
-            if not self._access.is_open(request):
+            if not await run_in_threadpool(self._access.is_open, request):
                 raise NoSessionError("this browser has no session", hint="open the address that was printed")
             return await endpoint(request)
 
@@ -321,16 +322,19 @@ class _Routes:
         return Response(page, headers={"Cache-Control": "no-cache"}, media_type="text/html")
 
     async def _session(self, request: Request) -> Response:
-        is_open, by_key = self._access.is_open(request), self._access.has_admin_key(request.headers)
-        if request.method == "POST" and not by_key:
+        is_admin = self._access.has_admin_key(request.headers)
+        key = await run_in_threadpool(self._access.approver_key, request)
+        is_open = await run_in_threadpool(self._access.is_open, request)
+        if request.method == "POST" and not is_admin and not key:
             raise NoSessionError(
-                "this is not an admin key of the endpoint", hint="lgov serve --show-admin-key prints it"
+                "this is not an admin key of the endpoint, nor the key of an approver",
+                hint="lgov serve --show-admin-key prints the one, lgov approvals --key NAME makes the other",
             )
-        by = _user() if is_open and not by_key else ""
-        about = {"authenticated": is_open, "may_answer": is_open, "takes_key": self._access.takes_key, "by": by}
-        answer = json_answer(about)
+        approver = await run_in_threadpool(self._window.approver, key) if key else None
+        by = approver or (_user() if is_open and not is_admin else "")
+        answer = json_answer({"authenticated": is_open, "may_answer": is_open, "by": by, "approver": approver})
         if request.method == "POST":
-            self._set_cookie(request, answer, self._access.new_session())
+            self._set_cookie(request, answer, self._access.new_session(key))
         return answer
 
     def _set_cookie(self, request: Request, answer: Response, session: str) -> None:
@@ -346,6 +350,10 @@ class _Routes:
         everything = Query(request.query_params).flag("all")
         files = await run_in_threadpool(self._window.approval_files)
         items = await run_in_threadpool(list_approvals, files, everything=everything)
+        owners = {
+            str(file): opened.source.source_id for opened in self._window.sources() for file in opened.source.approvals
+        }
+        items = [{**item, "source": owners.get(item["file"])} for item in items]
         return json_answer({"may_answer": True, "files": [str(file) for file in files], "items": items})
 
     async def _answer(self, request: Request) -> Response:
@@ -359,13 +367,20 @@ class _Routes:
                 self._window.approval_files(),
                 request.path_params["request_id"],
                 answer,
-                by=_text(fields, "by"),
+                by=await run_in_threadpool(self._access.approver_key, request) or _name(fields),
                 reason=_text(fields, "reason"),
                 digest=_text(fields, "digest"),
             )
         except AnsweredRequest as error:
             return error_answer(error, item=error.item)
         return json_answer(item)
+
+
+def _name(fields: Mapping[str, Any]) -> str:
+    """The name in a body, which is no key: a key is sent in the header, and its name counts."""
+    if (name := _text(fields, "by")).startswith(KEY_PREFIX):
+        raise QueryError("by holds a key", hint="send it as Authorization: Bearer KEY")
+    return name
 
 
 def _text(fields: Mapping[str, Any], name: str) -> str:
@@ -427,8 +442,11 @@ class MountedWindow:
 
     def app(self, keys: KeyRing | None) -> ASGIApp:
         """The application; an admin key among ``keys`` opens it too."""
-        self._access = WindowAccess(keys=keys, on_new_token=self._offer_again)
+        self._access = WindowAccess(keys=keys, is_approver=self._is_approver, on_new_token=self._offer_again)
         return create_window_app(self._window, self._access)
+
+    def _is_approver(self, key: str) -> bool:
+        return self._window.approver(key) is not None
 
     def started(self, url: str) -> None:
         """Says the address."""

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lgov_core.errors import EndpointError, LgovError, StoreError
 from lgov_core.gateway.access import KeyRing
+from lgov_core.policies.approvals.requests import KEY_PREFIX
 from lgov_core.store.database import QueryTooSlow
 from lgov_core.store.pages import Filters
 from lgov_core.train.loop.run_files import finite
@@ -53,7 +54,15 @@ class NotFoundError(WindowError):
     status = 404
 
 
-_STATUS: Final = {"not_found": 404, "changed": 409, "answered": 409, "policy": 400, "policy_file": 400, "train": 503}
+_STATUS: Final = {
+    "not_found": 404,
+    "forbidden": 403,
+    "changed": 409,
+    "answered": 409,
+    "policy": 400,
+    "policy_file": 400,
+    "train": 503,
+}
 
 
 def status_of(error: LgovError) -> int:
@@ -201,20 +210,23 @@ class WindowAccess:
     """The token and the sessions of one window. For one event loop.
 
     ``keys`` are those of the endpoint that the window is mounted on: an admin key opens it as well, the key of a rollout does
-    not. ``on_new_token`` is called when the token was used up and there is a fresh one. Where a request comes from is
-    checked by the server's `lgov_core.gateway.door.Door`.
+    not. ``is_approver`` says of a key whether it is an approver's, which opens the window too. ``on_new_token`` is called
+    when the token was used up and there is a fresh one. Where a request comes from is checked by the server's
+    `lgov_core.gateway.door.Door`.
     """
 
     def __init__(
         self,
         *,
         keys: KeyRing | None = None,
+        is_approver: Callable[[str], bool] = lambda key: False,
         on_new_token: Callable[[], None] | None = None,
     ) -> None:
         self._keys = keys
-        self.takes_key = keys is not None
+        self._is_approver = is_approver
         self._on_new_token = on_new_token
-        self._sessions: list[bytes] = []
+        #: The key that each session was opened with, empty without one, by the digest of the session.
+        self._sessions: dict[bytes, str] = {}
         self.token = secrets.token_urlsafe(32)
         #: Cookies do not know ports: each window has a name of its own.
         self.cookie = f"lgov_view_{secrets.token_hex(4)}"
@@ -228,29 +240,46 @@ class WindowAccess:
             self._on_new_token()
         return self.new_session()
 
-    def new_session(self) -> str:
-        """A session; its holder has shown a token or an admin key."""
+    def new_session(self, approver_key: str = "") -> str:
+        """A session; its holder has shown a token, an admin key or the key of an approver."""
         session = secrets.token_urlsafe(32)
-        self._sessions = [*self._sessions[1 - _MOST_SESSIONS :], _digest(session)]
+        kept = list(self._sessions.items())[1 - _MOST_SESSIONS :]
+        self._sessions = {**dict(kept), _digest(session): approver_key}
         return session
 
     def is_open(self, request: Request) -> bool:
-        """True for a request with a session, or with an admin key."""
-        digest = _digest(request.cookies.get(self.cookie, ""))
-        is_known = False
-        for session in self._sessions:  # all of them, so that the time reveals nothing
-            is_known |= hmac.compare_digest(digest, session)
-        return is_known or self.has_admin_key(request.headers)
+        """True for a request with a session, an admin key or the key of an approver. May wait for a file of approvals."""
+        key = self._session_key(request)
+        if key is None or key:
+            return self.has_admin_key(request.headers) or bool(self.approver_key(request))
+        return True
+
+    def approver_key(self, request: Request) -> str:
+        """The approver's key that a request has, or its session was opened with, while it is valid; empty for others."""
+        key = _bearer(request.headers) or self._session_key(request) or ""
+        return key if key.startswith(KEY_PREFIX) and self._is_approver(key) else ""
+
+    def _session_key(self, request: Request) -> str | None:
+        """The key that the session of a request was opened with, empty without one; None without a session."""
+        digest, opened_with = _digest(request.cookies.get(self.cookie, "")), None
+        for session, key in self._sessions.items():  # all of them, so that the time reveals nothing
+            opened_with = key if hmac.compare_digest(digest, session) else opened_with
+        return opened_with
 
     def has_admin_key(self, headers: Headers) -> bool:
         """True for a request with an admin key of the endpoint."""
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        if self._keys is None or scheme.lower() != "bearer" or not key:
+        key = _bearer(headers)
+        if self._keys is None or not key:
             return False
         try:
-            return self._keys.check(key.strip()).admin
+            return self._keys.check(key).admin
         except EndpointError:
             return False
+
+
+def _bearer(headers: Headers) -> str:
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
 
 
 def _digest(session: str) -> bytes:

@@ -13,6 +13,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -22,6 +23,7 @@ from lgov_core.audit import AuditLog
 from lgov_core.audit.verify import VerifyReport, in_words, verify
 from lgov_core.authoring.replay import Change, Replay, from_audit, from_store, replay_file
 from lgov_core.errors import LgovError, PolicyError, StoreError
+from lgov_core.policies import ApprovalRequests
 from lgov_core.settings import without_password
 from lgov_core.store import TraceStore
 from lgov_core.train.diagnosis import DiagnosisReport, examine
@@ -292,6 +294,14 @@ class Window:
         """The files of approval requests that exist."""
         files = (path for source in self.sources() for path in source.source.approvals)
         return [path for path in dict.fromkeys((*self._options.approvals, *files)) if path.is_file()]
+
+    def approver(self, key: str) -> str | None:
+        """The name of the approver with this key in one of the files; None for any other key."""
+        for file in self.approval_files():
+            with suppress(LgovError), closing(ApprovalRequests(file)) as requests:
+                if (name := requests.approver(key)) is not None:
+                    return name
+        return None
 
     def sides(self) -> list[Side]:
         """Lists the sides of comparisons, over all sources that can be read."""

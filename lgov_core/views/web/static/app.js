@@ -22,7 +22,7 @@ const PAGES = {
   tasks: ["Tasks", Tasks],
   compare: ["Compare", Compare],
   governance: ["Governance", Governance],
-  approvals: ["Approvals", Approvals],
+  approvals: ["Waiting for a person", Approvals],
   doctor: ["Doctor", Doctor],
   rollout: ["Rollout", Rollout],
 };

@@ -1,6 +1,6 @@
 // Small parts that every page uses: states, badges, figures, long texts.
 import { html, useState } from "../lib/html.js";
-import { post, useApi } from "../lib/api.js";
+import { post } from "../lib/api.js";
 import { plain } from "../lib/format.js";
 
 export function Loading({ lines = 6 }) {
@@ -24,17 +24,16 @@ export function Failed({ error, retry }) {
   </div>`;
 }
 
-/** Opens the window with an admin key, where its endpoint has keys. */
+/** Opens the window with a key. */
 function AdminKey() {
-  const session = useApi("session").data;
   const [key, setKey] = useState("");
   const [error, setError] = useState(null);
   const open = (event) => {
     event.preventDefault();
     post("session", {}, { Authorization: `Bearer ${key}` }).then(() => location.reload(), setError);
   };
-  return session?.takes_key && html`<form class="row" onSubmit=${open}>
-    <label class="field">Or an admin key of the endpoint <input type="password" required autocomplete="off" value=${key} onInput=${(event) => setKey(event.target.value)} /></label>
+  return html`<form class="row" onSubmit=${open}>
+    <label class="field">Or an admin key of the endpoint, or an approver's key <input type="password" required autocomplete="off" value=${key} onInput=${(event) => setKey(event.target.value)} /></label>
     <button>Open</button>${error && html`<span class="bad" role="alert">${plain(error.message)}</span>`}</form>`;
 }
 
