@@ -30,6 +30,7 @@ from lgov_core.commands.options import (
     yes_option,
 )
 from lgov_core.errors import EndpointError, counted
+from lgov_core.places import DEFAULT_AUDIT
 from lgov_core.settings import load_settings, without_password
 from lgov_core.trace.rollout_spans import attempt_of
 from lgov_core.trace.semconv import TASK_ID
@@ -80,8 +81,9 @@ def view(
     """Look at a store or at runs in the browser: figures, rollouts, tokens, decisions, approvals.
 
     PATH is a trace store (a path or an address), an audit record, the folder of a run, or a folder of runs; without it the
-    store, the audit record and the policy file of the settings are shown. The page is for this machine only (use ssh -L to look
-    from elsewhere): the printed address opens it once. Ctrl-C ends it. With --export no server is started.
+    store of the settings. The record and the policy file of the settings in force there are shown with it. The page is for this
+    machine only (use ssh -L to look from elsewhere): the printed address opens it once. Ctrl-C ends it. With --export no server
+    is started.
     """
     try:
         from lgov_core.views.governance import approval_files
@@ -93,8 +95,10 @@ def view(
         raise click.UsageError("--no-content is for --export")
     if place is None:
         place, audit, policies = _from_settings(audit, policies)
+    usual_audit, policy = _around(place)
+    policies = policies or policy
     files = (*approvals, *(path for policy in policies for path in approval_files(policy)))
-    options = WindowOptions(audit=audit, approvals=files, policies=policies, tokenizer=tokenizer)
+    options = WindowOptions(None, audit, files, policies, tokenizer, usual_audit)
     window = Window(place, options)
     try:
         if export is not None:
@@ -128,6 +132,17 @@ def _from_settings(audit: Path | None, policies: tuple[Path, ...]) -> tuple[str,
         raise click.UsageError("name a store, an audit record or a run, or set store or audit in lgov.toml")
     policy = () if settings.policy is None or not settings.policy.is_file() else (settings.policy,)
     return source, record if settings.store is not None else None, policies or policy
+
+
+def _around(place: str) -> tuple[Path | None, tuple[Path, ...]]:
+    """The audit record and the policy file that the settings name which are in force where a store or a run lies."""
+    path = Path.cwd() if "://" in place else Path(place).absolute()
+    folder = path if path.is_dir() else path.parent
+    settings = load_settings(folder=folder)
+    record = next(
+        (file for file in (settings.audit, folder / DEFAULT_AUDIT) if file is not None and file.is_file()), None
+    )
+    return record, () if settings.policy is None or not settings.policy.is_file() else (settings.policy,)
 
 
 def mounted_window(

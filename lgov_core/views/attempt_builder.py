@@ -299,6 +299,8 @@ class _AttemptBuilder:
             rewards=_lines(self.of_tool.pop(call_id, ())),
             claimed=span is not None and span.claimed,
             kind=_first(attributes, semconv.TOOL_TYPE),
+            started_at=None if span is None else span.started_at,
+            ended_at=None if span is None else span.ended_at,
         )
 
 

@@ -52,7 +52,7 @@ class ToolStep:
     """A tool call. ``arguments`` is the JSON text the model wrote. ``status`` is None when no outcome was recorded.
 
     ``claimed`` is true when the outcome was reported from outside and not recorded here. ``kind`` is that of the action
-    (``function``, ``handoff``, ``agent``, ...), "" where unknown.
+    (``function``, ``handoff``, ``agent``, ...), "" where unknown. Times are Unix seconds, of the span where there is one.
     """
 
     call_id: str
@@ -65,6 +65,8 @@ class ToolStep:
     rewards: tuple[RewardLine, ...]
     claimed: bool = False
     kind: str = ""
+    started_at: float | None = None
+    ended_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,19 +9,20 @@ import json
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, cast
 
 from lgov_core._util.json_text import canonical_json
-from lgov_core._util.schema import read_yaml
+from lgov_core._util.schema import Mistake, checked, read_yaml
 from lgov_core.audit import AuditEntry, AuditLog
 from lgov_core.errors import PolicyError, StoreError
 from lgov_core.places import DEFAULT_APPROVALS
 from lgov_core.policies import ApprovalRequest, ApprovalRequests
 from lgov_core.policies.approvals.requests import NotAllowedToAnswer
+from lgov_core.policies.budgets.ledger import ModelPrice, Price, price_of
 from lgov_core.policies.loader import read_policy_file
 from lgov_core.store import RolloutQueue, open_store
 from lgov_core.store.pages import ListedDecision, StorePages
@@ -278,18 +279,33 @@ def _request_item(file: Path, request: ApprovalRequest) -> dict[str, Any]:
 
 def approval_files(policy: Path) -> list[Path]:
     """The files of approval requests of a policy file: the ``store`` of each ``use: approval``. Raises `PolicyFileError`."""
-    document, _ = read_yaml(read_policy_file(policy).decode("utf-8", "replace"), str(policy))
     files: list[Path] = []
+    for options in _options_of(policy, "approval"):
+        store = options.get("store")
+        files.append(policy.parent / Path(store if isinstance(store, str) else DEFAULT_APPROVALS).expanduser())
+    return list(dict.fromkeys(files))
+
+
+def model_prices(policy: Path) -> Iterator[tuple[str, Price]]:
+    """The prices of models (``prices`` of ``use: cost``) in a policy file, by name or glob. Raises `PolicyFileError`."""
+    for options in _options_of(policy, "cost"):
+        prices = options.get("prices")
+        for glob, written in prices.items() if isinstance(prices, dict) else ():
+            with suppress(Mistake):
+                yield str(glob), price_of(checked(written, cast(Any, ModelPrice)))
+
+
+def _options_of(policy: Path, use: str) -> Iterator[Mapping[str, Any]]:
+    """The options of each rule of a policy file that uses this policy."""
+    document, _ = read_yaml(read_policy_file(policy).decode("utf-8", "replace"), str(policy))
     unread: list[Any] = [document]
     while unread:
         value = unread.pop()
         if isinstance(value, dict):
             rule: dict[Any, Any] = value
-            options = rule.get("with")
-            if rule.get("use") == "approval":
-                store = options.get("store") if isinstance(options, dict) else None
-                files.append(policy.parent / Path(store if isinstance(store, str) else DEFAULT_APPROVALS).expanduser())
+            if rule.get("use") == use:
+                options = rule.get("with")
+                yield options if isinstance(options, dict) else {}
             unread += rule.values()
         elif isinstance(value, list):
             unread += value
-    return list(dict.fromkeys(files))

@@ -34,6 +34,8 @@ _SUFFIXES: Final = (".sqlite", ".sqlite3", ".db")
 _DEPTH: Final = 3
 _NAME_ONE: Final = "name a store (lgov run --store traces.sqlite makes one) or the folder of a training"
 _MOST_FILES: Final = 500
+#: What only the folder of a training has.
+_OF_A_TRAINING: Final = ("metrics.jsonl", "server.json", "run.json", "transitions", "open")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,11 @@ class Source:
         """The ``metrics.jsonl`` of a run, if it has one."""
         path = None if self.folder is None else self.folder / "metrics.jsonl"
         return path if path is not None and path.is_file() else None
+
+    @property
+    def is_training(self) -> bool:
+        """True for the folder of a training, also before its first update."""
+        return self.folder is not None and any((self.folder / name).exists() for name in _OF_A_TRAINING)
 
     @property
     def place(self) -> str:
@@ -209,12 +216,13 @@ class OpenSource:
         about: dict[str, Any] = {
             "id": source.source_id,
             "name": source.source_id,
-            "kind": "store" if source.metrics is None else "run",
+            "kind": "record" if self._record is not None else "store" if source.metrics is None else "run",
             "place": source.place,
             "runs": [],
             "counts": {"rollouts": 0, "open_attempts": 0, "calls": 0},
             "has": {
                 "metrics": source.metrics is not None,
+                "training": source.is_training,
                 "audit": source.audit is not None,
                 "batches": source.folder is not None and (source.folder / "transitions").is_dir(),
                 "tokenizer": (self._tokenizer or find_tokenizer(source.folder)) is not None,

@@ -118,6 +118,7 @@ _OF_STEP: Final = (
     *("turn", "response_id", "choice", "model", "weights_version", "prompt_tokens", "response_tokens", "finish_reason"),
     *("started_at", "ended_at", "captured", "has_tokens"),
 )
+_OF_TOOL: Final = ("call_id", "name", "kind", "status", "error", "claimed", "started_at", "ended_at")
 #: By decision id: what a transform replaced, and with what.
 Rewrites = Mapping[str, Mapping[str, Any]]
 
@@ -226,7 +227,7 @@ class _Timeline:
 
     def _tool(self, tool: ToolStep, path: str) -> dict[str, Any]:
         return {
-            **{name: getattr(tool, name) for name in ("call_id", "name", "kind", "status", "error", "claimed")},
+            **{name: getattr(tool, name) for name in _OF_TOOL},
             "arguments": self._text(tool.arguments, f"{path}.arguments"),
             "decisions": [self._decision(decision) for decision in tool.decisions],
             "result": self._text(tool.result, f"{path}.result"),

@@ -15,6 +15,7 @@ from tests.web.served import Served, served
 AXE = Path(__file__).parent / "assets" / "axe.min.js"
 ROUTES = (
     "#/runs",
+    "#/agents",
     "#/tasks",
     "#/tasks?text=nothing-has-this",
     "#/rollout/ro_mixed1",

@@ -14,6 +14,7 @@ from tests.web.served import Served, served
 
 ROUTES = (
     "#/runs",
+    "#/agents",
     "#/tasks",
     "#/rollout/ro_mixed1",
     "#/rollout/ro_mixed1?view=tokens",
@@ -42,7 +43,7 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def test_the_first_page_draws_the_curves_of_the_run(window: Served, page: Any) -> None:
     window.open(page)
-    row = page.get_by_role("region", name="Runs").locator("tbody tr")
+    row = page.get_by_role("region", name="Trainings").locator("tbody tr")
     assert row.locator("a").first.inner_text() == "seed0"
     assert row.locator("td").nth(5).inner_text() == "8"
     curves = page.locator(".chart[role=img]")
@@ -130,7 +131,7 @@ def test_what_training_leaves_out_comes_last(window: Served, page: Any) -> None:
 
 def test_a_page_of_a_run_leads_to_its_denials(window: Served, page: Any) -> None:
     window.open(page)
-    page.get_by_role("region", name="Runs").locator("tbody a").nth(1).click()
+    page.get_by_role("region", name="Trainings").locator("tbody a").nth(1).click()
     expect(page.locator("main [data-row]")).to_have_count(4)
 
 

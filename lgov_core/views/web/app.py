@@ -39,7 +39,7 @@ from lgov_core.views.governance import (
     decision_page,
     list_approvals,
 )
-from lgov_core.views.lists import group_page, proposed_pairs, rollout_page
+from lgov_core.views.lists import group_page, proposed_pairs, rollout_page, run_page
 from lgov_core.views.sources import unreadable
 from lgov_core.views.timeline import MOST, MOST_STEPS, parting, read_text, timeline
 from lgov_core.views.training import MOST_TOKENS, Trained, run_figures, run_summary, token_columns
@@ -76,6 +76,15 @@ def rollouts(window: Window, params: Params, query: Query) -> Any:
     source = window.source(query.text("source"))
     limit = query.whole("limit", 50, 1, 200)
     page = rollout_page(source.store, query.filters(), query.cursor(), limit)
+    _name_source(page["items"], source)
+    return page
+
+
+def agent_runs(window: Window, params: Params, query: Query) -> Any:
+    """A page of runs of the agent: rollouts with what was asked and answered, and what it cost."""
+    source = window.source(query.text("source"))
+    limit = query.whole("limit", 20, 1, 50)
+    page = run_page(source.store, query.filters(), query.cursor(), limit, window.prices())
     _name_source(page["items"], source)
     return page
 
@@ -254,6 +263,7 @@ ANSWERS: Final[Mapping[str, Answer]] = {
     "runs/{source:path}": run,
     "filters": filters,
     "tasks": tasks,
+    "agent-runs": agent_runs,
     "rollouts": rollouts,
     "rollouts/{rollout:path}/calls/{call:path}/tokens": tokens,
     "rollouts/{rollout:path}": rollout,

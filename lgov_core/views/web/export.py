@@ -214,6 +214,7 @@ class _Report:
                 if len(self.rollouts) < self._limit:
                     self.rollouts[query["source"], key[0], key[1]] = None
         self._set_list("rollouts", query, list(self._items(app.rollouts, query, self._limit)))
+        self._set_list("agent-runs", query, list(self._items(app.agent_runs, query, self._limit)))
 
     def _add_comparisons(self) -> None:
         sides = self._add("compare/sides", app.sides)

@@ -12,7 +12,7 @@ import binascii
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,11 +24,13 @@ from lgov_core.audit.verify import VerifyReport, in_words, verify
 from lgov_core.authoring.replay import Change, Replay, from_audit, from_store, replay_file
 from lgov_core.errors import LgovError, PolicyError, StoreError
 from lgov_core.policies import ApprovalRequests
+from lgov_core.policies.budgets.ledger import Price
 from lgov_core.settings import without_password
 from lgov_core.store import TraceStore
 from lgov_core.train.diagnosis import DiagnosisReport, examine
 from lgov_core.train.diagnosis.checks import examine_evidence
 from lgov_core.train.diagnosis.evidence import Evidence
+from lgov_core.views.governance import model_prices
 from lgov_core.views.lists import ComparedSide, Side, compare, sides_of
 from lgov_core.views.sources import OpenSource, Source, find_sources
 from lgov_core.views.timeline import text_of
@@ -228,6 +230,8 @@ class WindowOptions:
     approvals: tuple[Path, ...] = ()
     policies: tuple[Path, ...] = ()
     tokenizer: Path | None = None
+    #: The record of a source that has none of its own.
+    usual_audit: Path | None = None
 
 
 class CheckedSource(OpenSource):
@@ -264,7 +268,7 @@ class Window:
                         source = replace(
                             source,
                             store=self._options.store or source.store,
-                            audit=self._options.audit or source.audit,
+                            audit=self._options.audit or source.audit or self._options.usual_audit,
                             approvals=tuple(dict.fromkeys((*self._options.approvals, *source.approvals))),
                         )
                     if opened is not None and opened.source.store is not None and source.store is None:
@@ -294,6 +298,12 @@ class Window:
         """The files of approval requests that exist."""
         files = (path for source in self.sources() for path in source.source.approvals)
         return [path for path in dict.fromkeys((*self._options.approvals, *files)) if path.is_file()]
+
+    def prices(self) -> Mapping[str, Price]:
+        """The prices of models, by name or glob, that the budgets of the policy files say. Raises `LgovError`."""
+        return {
+            glob: price for policy in self._options.policies if policy.is_file() for glob, price in model_prices(policy)
+        }
 
     def approver(self, key: str) -> str | None:
         """The name of the approver with this key in one of the files; None for any other key."""

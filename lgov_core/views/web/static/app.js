@@ -9,6 +9,7 @@ import { clock, plain, seconds } from "./lib/format.js";
 import { applyTheme, toggleTheme } from "./lib/theme.js";
 import { sourceOf } from "./parts/filters.js";
 import { Empty, Ready } from "./parts/ui.js";
+import { AgentRuns } from "./pages/agents.js";
 import { Runs } from "./pages/runs.js";
 import { Tasks } from "./pages/tasks.js";
 import { Rollout } from "./pages/rollout.js";
@@ -18,7 +19,8 @@ import { Approvals } from "./pages/approvals.js";
 import { Doctor } from "./pages/doctor.js";
 
 const PAGES = {
-  runs: ["Runs", Runs],
+  agents: ["Agent runs", AgentRuns],
+  runs: ["Trainings", Runs],
   tasks: ["Tasks", Tasks],
   compare: ["Compare", Compare],
   governance: ["Governance", Governance],
@@ -27,10 +29,21 @@ const PAGES = {
   rollout: ["Rollout", Rollout],
 };
 
+/** Pages that only a training fills. */
+const OF_A_TRAINING = ["runs", "tasks", "compare", "doctor"];
+const trains = (sources) => sources.some((source) => source.has.training);
+
+/** The page that the address without a name opens: of a training, of an audit record alone, of everything else. */
+function firstPage(sources) {
+  if (trains(sources)) return "runs";
+  return sources.length && sources.every((source) => source.kind === "record") ? "governance" : "agents";
+}
+
 function App() {
-  const route = useRoute();
+  const asked = useRoute();
   const sources = useApi("sources", {}, { what: ["state"] });
   const approvals = useApi(EXPORTED ? null : "approvals", {}, { what: ["approvals"] });
+  const route = { ...asked, page: asked.page || firstPage(sources.data?.sources ?? []) };
   const live = useLive();
   const stale = sources.data && live.sources.some((one) => sources.data.sources.find(({ id }) => id === one.id)?.state !== one.state);
   useEffect(() => void (stale && sources.reload()), [stale]);
@@ -67,14 +80,15 @@ function App() {
 
 function Side({ route, data, waiting, help }) {
   const live = useLive();
-  const current = route.page === "rollout" ? "tasks" : route.page;
+  const training = trains(data?.sources ?? []);
+  const current = route.page === "rollout" ? (training ? "tasks" : "agents") : route.page;
   const source = route.query.get("source");
   const entry = ([name, [title]]) =>
     html`<a href=${link(name, { source })} aria-current=${name === current ? "page" : null}>${title}
       ${name === "approvals" && waiting > 0 && html`<span class="badge warn" aria-label="${waiting} waiting">${waiting}</span>`}</a>`;
-  const shown = Object.entries(PAGES).filter(([name]) => name !== "rollout" && !(EXPORTED && name === "approvals"));
+  const shown = Object.entries(PAGES).filter(([name]) => name !== "rollout" && !(EXPORTED && name === "approvals") && (training || !OF_A_TRAINING.includes(name)));
   return html`<header class="side">
-    <a class="brand" href=${link("runs")} aria-label="lgov view"><${Logo} />lgov</a>
+    <a class="brand" href="#/" aria-label="lgov view"><${Logo} />lgov</a>
     <nav aria-label="Pages">${shown.map(entry)}</nav>
     <div class="foot">
       <span class="source">${data && plain(data.title)}</span>
@@ -97,24 +111,24 @@ function LiveState({ live, data }) {
   const states = (live.sources.length ? live.sources : data?.sources ?? []).map((source) => source.state);
   const [css, text] = live.lost
     ? ["lost", "no connection"]
-    : states.includes("live") ? ["live-on", "live"] : states.includes("stalled") ? ["stalled", "stalled"] : ["", "not running"];
+    : states.includes("live") ? ["live-on", "live"] : states.includes("stalled") && trains(data?.sources ?? []) ? ["stalled", "stalled"] : ["", "not running"];
   return html`<span class="live" role="status"><span class="dot ${css}"></span>${text}</span>`;
 }
 
 /** What a person has to know about the sources before reading on: unreadable, stalled, cut down for an export. */
 function SourceState({ data, route }) {
   const live = useLive();
-  const shown = route.page === "runs" ? data.sources : [sourceOf(route, data.sources)];
+  const shown = ["runs", "agents"].includes(route.page) ? data.sources : [sourceOf(route, data.sources)];
   return shown.map((source) => {
     const now = live.sources.find((one) => one.id === source.id) ?? source;
     if (source.error) return html`<p class="banner bad" role="alert"><b>${plain(source.name)}</b> ${plain(source.error.message)} ${plain(source.error.hint ?? "")}</p>`;
-    if (now.state === "stalled") return html`<p class="banner warn" role="status"><b>${plain(source.name)} stalls:</b> something is open, and nothing was written for ${seconds(now.silent_s)}.</p>`;
+    if (now.state === "stalled" && source.has.training) return html`<p class="banner warn" role="status"><b>${plain(source.name)} stalls:</b> something is open, and nothing was written for ${seconds(now.silent_s)}.</p>`;
     return null;
   });
 }
 
 function NotFound() {
-  return html`<${Empty} title="There is no such page">The address does not name a page. <a href=${link("runs")}>Go to Runs</a>.<//>`;
+  return html`<${Empty} title="There is no such page">The address does not name a page. <a href="#/">Go to the first page</a>.<//>`;
 }
 
 function Help({ dialog }) {

@@ -4,7 +4,7 @@ const element = document.getElementById("lgov-data");
 /** {format, content, made_at, version, chosen, responses}, or null when a server is behind the page. */
 export const EXPORTED = element ? JSON.parse(element.textContent) : null;
 
-const LISTS = ["tasks", "rollouts", "governance/decisions"];
+const LISTS = ["tasks", "rollouts", "agent-runs", "governance/decisions"];
 
 /** The answer for a path, or undefined. Of a list that is there unfiltered, what the filters leave. */
 export function fromFile(path, params, address) {
@@ -28,7 +28,7 @@ function passes(path, item, filters) {
     if (filters.teaches && filters.teaches !== (item.teaches_nothing ? "nothing" : "something")) return false;
     return item.rollouts.some((row) => rowPasses(row, filters, item));
   }
-  if (path === "rollouts") return rowPasses(item, filters, item);
+  if (path === "rollouts" || path === "agent-runs") return rowPasses(item, filters, item);
   const effect = filters.effect;
   if (effect === "blocked" ? !item.blocks : effect === "would" ? !item.would : effect && item.effect !== effect) return false;
   return ["policy", "rule", "tool", "agent"].every((name) => !filters[name] || item[name] === filters[name]);

@@ -3,13 +3,14 @@ export const KEYS = [
   ["j / k", "next / previous row"],
   ["Enter", "open the row"],
   ["/", "go to the filter"],
-  ["g then r, t, c, g, a, d", "Runs, Tasks, Compare, Governance, Approvals, Doctor"],
+  ["g then a, g, w", "Agent runs, Governance, Waiting for a person"],
+  ["g then r, t, c, d", "of a training: Trainings, Tasks, Compare, Doctor"],
   ["t", "light or dark"],
   ["← →", "in the token view: previous / next token"],
   ["?", "this list"],
 ];
 
-const PAGES = { r: "runs", t: "tasks", c: "compare", g: "governance", a: "approvals", d: "doctor" };
+const PAGES = { a: "agents", r: "runs", t: "tasks", c: "compare", g: "governance", w: "approvals", d: "doctor" };
 let pendingG = 0;
 
 function typing(target) {

@@ -5,7 +5,7 @@ import { useEffect, useState } from "./html.js";
 export function parse(hash) {
   const [path, search = ""] = hash.replace(/^#\/?/, "").split("?", 2);
   const [page, ...parts] = path.split("/").map(decode);
-  return { page: page || "runs", parts, query: new URLSearchParams(search) };
+  return { page: page ?? "", parts, query: new URLSearchParams(search) };
 }
 
 function decode(part) {

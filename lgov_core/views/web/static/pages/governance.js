@@ -67,7 +67,7 @@ function Curves({ data, by }) {
 function Frequent({ data, route }) {
   if (!data.table.length) return html`<${Empty} title="Everything was allowed">No policy warned, rewrote, denied or asked for an approval.<//>`;
   const most = Math.max(...data.table.map((row) => row.count));
-  return html`<${Card} title="Most frequent, other than allow" flush><div class="scroll" tabindex="0"><table>
+  return html`<${Card} title="Top denials, and what else was not just allowed" flush><div class="scroll" tabindex="0"><table>
     <thead><tr><th>Effect</th><th>Policy</th><th>Rule</th><th>Tool</th><th>Agent</th><th class="num">Count</th><th><span class="visually-hidden">Share</span></th></tr></thead>
     <tbody>${data.table.slice(0, 20).map((row) => html`<tr data-row>
       <td><${Badge} value=${row.effect} />${row.would && html` <${Badge} value=${"would " + row.would} kind="warn" />`}</td>
@@ -96,5 +96,5 @@ function DecisionList({ route, source }) {
           <td>${plain(one.policy)} / ${plain(one.rule)}</td><td class="mono">${plain(one.tool || one.action)} <span class="muted small">${plain(one.point)}</span></td>
           <td class="wide" dir="auto">${plain(one.reason)}</td>
           <td>${one.rollout_id ? html`<a class="mono" href=${link(["rollout", one.rollout_id], { source, attempt: one.attempt })}>${plain(one.rollout_id.slice(0, 14))}</a>` : "–"}</td></tr>`)}</tbody></table></div>
-        <div class="body-pad"><${More} pages=${pages} noun="decisions" /></div>`}<//><//>`;
+        <div class="body-pad"><${More} pages=${pages} noun="decision" /></div>`}<//><//>`;
 }

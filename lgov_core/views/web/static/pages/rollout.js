@@ -19,11 +19,19 @@ export function Rollout({ route, sources }) {
   const path = id ? `rollouts/${encodeURIComponent(id)}` : null;
   const result = useApi(path, { source, attempt }, { what: ["rollouts", "calls", "decisions"] });
   if (!id) return html`<${Empty} title="No rollout is named"><a href=${link("tasks")}>Choose one in Tasks</a>.<//>`;
-  return html`<${Ready} result=${result} lines=${12}>${(data) => html`<${Loaded} key=${id + data.attempt} data=${data} route=${route} training=${has.metrics} />`}<//>`;
+  return html`<${Ready} result=${result} lines=${12}>${(data) => html`<${Loaded} key=${id + data.attempt} data=${data} route=${route} training=${has.training} />`}<//>`;
 }
 
-function Loaded({ data, route, training }) {
-  const { steps, next, more, error } = useSteps(data);
+/** An attempt without rewards, of which only a training speaks. */
+function withoutRewards(data) {
+  const bare = (one) => ({ ...one, rewards: [] });
+  return { ...data, earned: {}, loose_rewards: [], loose_tools: data.loose_tools.map(bare) };
+}
+
+function Loaded({ data: recorded, route, training }) {
+  const data = training ? recorded : withoutRewards(recorded);
+  const { steps: read, next, more, error } = useSteps(data);
+  const steps = training ? read : read.map((step) => ({ ...step, rewards: [], tools: step.tools.map((tool) => ({ ...tool, rewards: [] })) }));
   const wanted = route.query.get("step");
   const at = wanted === null ? firstToLookAt(steps) : Number(wanted);
   const step = steps.find((one) => one.index === at) ?? null;
@@ -34,28 +42,36 @@ function Loaded({ data, route, training }) {
   const address = (one) => changed(route, { step: one.index });
   const took = data.started_at && data.ended_at ? data.ended_at - data.started_at : null;
   return html`<${Head} title=${html`<span class="mono">${plain(data.task_id || data.rollout_id)}</span>`}
-      sub=${html`<span class="row"><${Badge} value=${data.outcome} /> rollout <span class="mono">${plain(data.rollout_id)}</span>${data.outcome !== "unknown" && html` · ${clock(data.started_at)}, ${took === null ? "running" : seconds(took)}`}</span>`}
-      crumbs=${[["Tasks", link("tasks", { source: data.source })], [plain(data.task_id), link("tasks", { source: data.source, run: data.run_id, task: data.task_id })]]}>
+      sub=${html`<span class="row"><${Badge} value=${data.outcome} /> rollout <span class="mono">${plain(data.rollout_id)}</span>${data.outcome !== "unknown" && html` · ${clock(data.started_at)}, ${took !== null ? seconds(took) : over(data) ? "ended (no end recorded)" : "running"}`}</span>`}
+      crumbs=${!training ? [["Agent runs", link("agents", { source: data.source })]] : [["Tasks", link("tasks", { source: data.source })], [plain(data.task_id), link("tasks", { source: data.source, run: data.run_id, task: data.task_id })]]}>
       <${Attempts} data=${data} route=${route} /><//>
     <${Facts} items=${[
       ["Turns", number(data.steps_total)],
       ["Tokens", data.steps_total > 0 && `${number(data.prompt_tokens)} → ${number(data.response_tokens)}`],
       ["Blocked", html`<span class=${data.denials ? "bad" : ""}>${number(data.denials)}</span>`],
-      ["Return", Object.keys(data.earned).length ? signed(Object.values(data.earned).reduce((sum, value) => sum + value)) : "none"],
-      ...Object.entries(data.earned).map(([name, value]) => [`${plain(name)} reward`, html`<span class=${value < 0 ? "bad" : ""}>${signed(value)}</span>`]),
+      training && ["Return", Object.keys(data.earned).length ? signed(Object.values(data.earned).reduce((sum, value) => sum + value)) : "none"],
+      ...Object.entries(training ? data.earned : {}).map(([name, value]) => [`${plain(name)} reward`, html`<span class=${value < 0 ? "bad" : ""}>${signed(value)}</span>`]),
       ["Trained on", data.trained_step && `update ${data.trained_step}`],
       ["Advantages", data.advantage_source && { trainer: "as trained on", recomputed: "recomputed" }[data.advantage_source]],
     ]} />
-    ${data.outcome === "unknown" && html`<p class="banner warn">Nobody opened this attempt: it is known from its calls and spans only.</p>`}
+    ${data.outcome === "unknown" && html`<p class="banner warn">Its begin and end are not recorded: it is known from its calls and spans only.</p>`}
     <${About} data=${data} />
     ${steps.length === 0 && html`<${Empty} title="No model call yet">A call appears here when the model has answered.<//>`}
     ${steps.length > 0 && html`<div class="master">
       <div class="aside card"><${Timeline} steps=${steps} agents=${data.agents} at=${at} address=${address} />
         ${next !== null && html`<p class="row between small muted"><span>${steps.length} of ${data.steps_total} turns</span><button onClick=${more}>Show more</button></p>`}
         ${error && html`<p class="bad">${plain(error.message)}</p>`}</div>
-      ${step ? html`<${Detail} key=${step.index} step=${step} data=${data} route=${route} view=${view} />` : html`<${Empty} title="No such turn">Choose one from the list.<//>`}
+      ${step ? html`<${Detail} key=${step.index} step=${step} data=${data} route=${route} view=${view} tokens=${training || step.has_tokens} />` : html`<${Empty} title="No such turn">Choose one from the list.<//>`}
     </div>`}
     ${(training || steps.some((one) => one.has_tokens)) && html`<${LeftOut} diagnostics=${data.diagnostics} />`}`;
+}
+
+const QUIET_S = 600;
+
+/** True for a run without a recorded end of which nothing was written for ten minutes. */
+function over(data) {
+  const last = Math.max(data.started_at ?? 0, ...data.steps.map((step) => step.ended_at ?? 0));
+  return Date.now() / 1000 - last > QUIET_S;
 }
 
 /** The step that was denied, or else the last. */
@@ -92,12 +108,12 @@ function LeftOut({ diagnostics }) {
     (one) => html`<tr><td><${Badge} value=${one.finding} kind="warn" /></td><td class="mono">${plain(one.subject)}</td><td>${plain(one.detail)}</td></tr>`)}</tbody></table></div><//>`;
 }
 
-function Detail({ step, data, route, view }) {
+function Detail({ step, data, route, view, tokens }) {
   const by = route.query.get("by") ?? (step.advantage === null ? "mask" : "advantages");
   const tabs = [["messages", "Messages"], ["tokens", "Tokens"]];
   return html`<section class="stack" aria-label=${`Turn ${step.turn}`}>
     <div class="row between"><h2>Turn ${step.turn}${step.choice ? `, choice ${step.choice}` : ""}</h2>
-      <${Tabs} label="View" value=${view} options=${tabs} onChange=${(next) => go(changed(route, { view: next, step: step.index }))} /></div>
+      ${tokens && html`<${Tabs} label="View" value=${view} options=${tabs} onChange=${(next) => go(changed(route, { view: next, step: step.index }))} />`}</div>
     <${StepFacts} step=${step} />
     ${step.truncated && html`<p class="banner warn">The reply was cut at the limit of tokens.</p>`}
     ${view === "messages" && html`<${Messages} step=${step} source=${data.source} />`}

@@ -12,7 +12,7 @@ const DASHES = [undefined, [6, 4], [2, 3], [10, 3, 2, 3]];
 
 export function Runs({ route, sources }) {
   const runs = useApi("runs", {}, { what: ["metrics", "state", "rollouts"] });
-  return html`<${Head} title="Runs" sub=${plural(sources.length, "source")} />
+  return html`<${Head} title="Trainings" sub=${plural(sources.length, "source")} />
     <${Ready} result=${runs}>${(data) => {
       const drawn = data.items.filter((run) => run.steps > 0).map((run) => run.source);
       const asked = route.query.getAll("show");
@@ -22,7 +22,7 @@ export function Runs({ route, sources }) {
         ${drawn.length
           ? html`<${Panels} shown=${shown} items=${data.items} />`
           : html`<${Empty} title="No figures of a training yet">This store was not written by a training, or the first update is not done.
-              <a href=${link("tasks")}>Look at its tasks</a> instead.<//>`}`;
+              <a href=${link("agents")}>Look at the agent's runs</a> instead.<//>`}`;
     }}<//>`;
 }
 
@@ -45,7 +45,7 @@ function Table({ items, shown, drawn, route }) {
     <td class="num">${number(run.latest.executed)}</td>
     <td class="num" title=${clock(run.last_write_at)}>${ago(run.last_write_at)}</td>
   </tr>`;
-  return html`<${Card} flush label="Runs"><div class="scroll" tabindex="0"><table>
+  return html`<${Card} flush label="Trainings"><div class="scroll" tabindex="0"><table>
     <thead><tr><th><span class="visually-hidden">Draw</span></th><th>Run</th><th>State</th><th>Model</th><th>Algorithm</th><th class="num">Updates</th><th class="num">Rollouts</th>
       <th class="num">Task reward</th><th class="num" title="Share of rollouts that tried something forbidden">Violations</th><th class="num" title="Share of rollouts in which it was executed">Executed</th><th class="num">Last write</th></tr></thead>
     <tbody>${items.map(row)}</tbody></table></div><//>`;

@@ -35,7 +35,7 @@ export function Tasks({ route, sources }) {
           ? html`<${Failed} error=${pages.error} />`
           : html`<${Empty} title=${filtered ? "No task matches" : "No rollouts yet"}>${filtered ? "Take a filter away, or search for another text." : "They appear here as soon as they are recorded."}<//>`
         : html`<div class="stack" role="list" aria-label="Tasks">${pages.items.map((group) => html`<${Group} key=${group.run_id + " " + group.task_id} group=${group} />`)}</div>
-          <${More} pages=${pages} noun="tasks" />`}<//>`;
+          <${More} pages=${pages} noun="task" />`}<//>`;
 }
 
 function Group({ group }) {

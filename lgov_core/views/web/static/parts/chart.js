@@ -64,6 +64,7 @@ function options(series, { width, height, time }) {
   const muted = color("--muted");
   const axis = { stroke: muted, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1, size: 4 }, font: "11px system-ui, sans-serif" };
   const curves = [{}];
+  const whole = series.every((one) => !one.low && one.values.every((value) => value === null || Number.isInteger(value)));
   const bands = [];
   for (const one of series) {
     const stroke = color(`--series-${(one.color % COLORS) + 1}`);
@@ -78,7 +79,7 @@ function options(series, { width, height, time }) {
     width, height, bands, series: curves, legend: { show: false }, padding: [10, 10, 0, 0],
     cursor: { y: false, points: { size: 6 } },
     scales: { x: { time }, y: { range: (_, low, high) => (low === high ? [low, low + 1] : uPlot.rangeNum(low, high, 0.1, true)) } },
-    axes: [{ ...axis, size: 28, ...(time && { space: 80, values: (_, splits) => splits.map((at) => new Date(at * 1000).toLocaleTimeString()) }) }, { ...axis, size: 52, values: (_, splits) => splits.map((value) => short(value)) }],
+    axes: [{ ...axis, size: 28, ...(time && { space: 80, values: (_, splits) => splits.map((at) => new Date(at * 1000).toLocaleTimeString()) }) }, { ...axis, size: 52, ...(whole && { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 1e5, 1e6, 1e7] }), values: (_, splits) => splits.map((value) => short(value)) }],
     plugins: [readout(series)],
   };
 }

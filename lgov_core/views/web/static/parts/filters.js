@@ -1,6 +1,6 @@
 // Filters that live in the address, so that a filtered list can be sent to a colleague.
 import { html, useEffect, useState } from "../lib/html.js";
-import { plain } from "../lib/format.js";
+import { plain, plural } from "../lib/format.js";
 import { changed, go } from "../lib/router.js";
 
 const WAIT_MS = 300;
@@ -26,7 +26,7 @@ export function SourceChoice({ route, sources }) {
 }
 
 /** A text that is searched for a moment after the last key. */
-export function Search({ route, name = "text", label = "Text" }) {
+export function Search({ route, name = "text", label = "Text", placeholder = "input, reply …  ( / )" }) {
   const held = route.query.get(name) ?? "";
   const [text, setText] = useState(held);
   useEffect(() => setText(held), [held]);
@@ -36,14 +36,14 @@ export function Search({ route, name = "text", label = "Text" }) {
     return () => clearTimeout(timer);
   }, [text]);
   return html`<label class="field">${label}
-    <input type="search" data-filter value=${text} maxlength="200" placeholder="input, reply …  ( / )" onInput=${(event) => setText(event.target.value)} /></label>`;
+    <input type="search" data-filter value=${text} maxlength="200" placeholder=${placeholder} onInput=${(event) => setText(event.target.value)} /></label>`;
 }
 
 /** How many are shown, and the button for the next page. */
 export function More({ pages, noun }) {
   const { items, cursor, loading, error } = pages;
   return html`<div class="row between" role="status">
-    <span class="muted small">${items.length} ${noun} shown</span>
+    <span class="muted small">${plural(items.length, noun)} shown</span>
     ${error && html`<span class="bad">${plain(error.message)}</span>`}
     ${cursor && html`<button disabled=${loading} onClick=${() => pages.more()}>${loading ? "Searching …" : "Show more"}</button>`}
   </div>`;

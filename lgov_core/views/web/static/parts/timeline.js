@@ -1,11 +1,12 @@
 // The steps of a rollout in order, indented by agent, each with its tool calls, denials and rewards.
 import { html } from "../lib/html.js";
-import { number, plain } from "../lib/format.js";
+import { number, plain, seconds } from "../lib/format.js";
 import { Rewards } from "./decision.js";
 import { Badge } from "./ui.js";
 
 /** `agents` are the agent runs, `at` the index of the open step, `address(step)` where a step is opened. */
 export function Timeline({ steps, agents, at, address }) {
+  const span = extent(steps);
   return html`<ol class="timeline" aria-label="Turns">${steps.map((step, i) => html`
     ${(i === 0 || steps[i - 1].agent_id !== step.agent_id || steps[i - 1].agent !== step.agent) && step.agent &&
       html`<li class="agent depth-${Math.min(step.depth, 6)}"><span class="visually-hidden">Agent </span>${plain(path(agents, step))}</li>`}
@@ -16,8 +17,24 @@ export function Timeline({ steps, agents, at, address }) {
         ${step.tools.map((tool) => html`<span class="tool">
           <span class="mono ellipsis">${plain(tool.name)}<span class="muted">(${plain(tool.arguments?.text.slice(0, 120) ?? "")})</span></span><${ToolState} tool=${tool} /></span>`)}
         ${marks(step)}
+        <${Durations} step=${step} span=${span} />
       </a>
     </li>`)}</ol>`;
+}
+
+/** When the first of these steps began and the last ended, with their tools; null where no time is known. */
+function extent(steps) {
+  const times = steps.flatMap((step) => [step, ...step.tools]).flatMap((one) => [one.started_at, one.ended_at]).filter(Boolean);
+  return times.length ? { from: Math.min(...times), length: Math.max(...times) - Math.min(...times) } : null;
+}
+
+/** When the model call and the tools of a step ran within the rollout: a bar each. */
+function Durations({ step, span }) {
+  const timed = [step, ...step.tools].filter((one) => one.started_at && one.ended_at);
+  if (!span?.length || !timed.length) return null;
+  const words = timed.map((one) => `${one === step ? "model call" : plain(one.name)} ${seconds(one.ended_at - one.started_at)}`).join(", ");
+  const bar = (one) => html`<i class=${one === step ? "" : "tool-bar"} style=${{ left: (100 * (one.started_at - span.from)) / span.length + "%", width: (100 * (one.ended_at - one.started_at)) / span.length + "%" }}></i>`;
+  return html`<span class="durations" role="img" aria-label=${words} title=${words}>${timed.map(bar)}</span>`;
 }
 
 /** The agent of a step behind those it works for: "planner › clerk". */

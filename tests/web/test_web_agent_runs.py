@@ -1,0 +1,167 @@
+"""The window of somebody who does not train: a governed program's runs, an audit record alone, a store that is broken."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from lgov_core.audit import AuditLog
+from lgov_core.commands import cli
+from lgov_core.governor import Governor
+from lgov_core.scope import RolloutScope, enter_scope
+from lgov_core.store import open_store
+from lgov_core.trace.sink import StoreSink
+from lgov_core.types import Action, CapturedCall, Outcome, Point, Reward, Rollout, ToolOutcome
+from lgov_core.views.web.window import WindowOptions
+from tests.web.browser import NARROW, expect
+from tests.web.recorded_run import DeniesDrops, Planted
+from tests.web.served import Served, served
+from tests.web.test_web_accessibility import AXE
+
+PRICES = "version: 1\nrules:\n  - {name: money, use: cost, with: {max_usd: 5, prices: {gpt-*: [2, 10]}}}\n"
+
+
+def govern(folder: Path) -> None:
+    """Two runs of a program: one ended, in the other a query was denied and no end is recorded."""
+    began = time.time() - 3600
+    with open_store(folder / "traces.sqlite") as store, AuditLog(folder / "audit.db", signer=None) as log:
+        governor = Governor([DeniesDrops(Planted())], plugins=[StoreSink(store)], audit=log, capture_content=True)
+        for at, (name, query) in enumerate([("ended", "SELECT 1"), ("lost", "DROP TABLE staff")]):
+            store.add_rollouts([Rollout(name, "agent.py", "", {}, began + at)])
+            store.start_attempt(name, 1)
+            call = {"id": f"c_{name}", "type": "function", "function": {"name": "run_sql", "arguments": "{}"}}
+            for turn, reply in enumerate([{"content": None, "tool_calls": [call]}, {"content": f"It was {name}."}]):
+                store.add_call(
+                    CapturedCall(
+                        response_id=f"{name}{turn}",
+                        model="gpt-5",
+                        request={"messages": [{"role": "user", "content": f"How was the run that {name}?"}]},
+                        response={
+                            "choices": [{"message": {"role": "assistant", **reply}}],
+                            "usage": {"prompt_tokens": 100_000, "completion_tokens": 30_000},
+                        },
+                        prompt_ids=None,
+                        response_ids=None,
+                        logprobs=None,
+                        finish_reason="stop",
+                        weights_version=None,
+                        temperature=1.0,
+                        top_p=1.0,
+                        started_at=began + 10 * turn,
+                        ended_at=began + 10 * turn + 2.5,
+                        rollout_id=name,
+                        attempt=1,
+                        agent="clerk",
+                        tool_call_ids=(),
+                    )
+                )
+            with enter_scope(RolloutScope(name)):
+                action = Action(
+                    Point.PRE_TOOL_CALL, "run_sql", arguments={"query": query}, call_id=f"c_{name}", agent="clerk"
+                )
+                decision = governor.decide(action)
+                governor.record(
+                    ToolOutcome(action, "denied" if decision.blocks else "ok", result="1", decision=decision)
+                )
+            store.add_rewards([Reward(-0.1 - 0.2, "compliance", name, 1, tool_call_id=f"c_{name}", source="air")])
+            if name == "ended":
+                store.finish_attempt(name, 1, Outcome.SUCCEEDED)
+    (folder / "policy.yaml").write_text(PRICES)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("governed_only")
+    govern(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def window(folder: Path) -> Iterator[Served]:
+    with served(folder / "traces.sqlite", WindowOptions(policies=(folder / "policy.yaml",))) as opened:
+        yield opened
+
+
+def test_it_opens_on_the_runs_and_says_how_each_ended_and_what_it_cost(window: Served, page: Any) -> None:
+    window.open(page, "")
+    rows = page.get_by_role("region", name="Agent runs").locator("tbody tr")
+    expect(rows).to_have_count(2)
+    shown = [row.split("\t")[1:] for row in rows.all_inner_texts()]
+    same = ["260,000", "$1.00"]
+    asked = [f"How was the run that {name}?" for name in ("lost", "ended")]
+    assert shown[0][:-1] == [asked[0], "It was lost.", "clerk", "ended (no end recorded)", "2", "1", "1", *same]
+    assert shown[1][:-1] == [asked[1], "It was ended.", "clerk", "succeeded", "2", "1", "0", *same]
+    assert shown[0][-1] == "12.5 s"
+
+
+def test_a_run_is_found_by_a_text_a_tool_or_a_rule(window: Served, page: Any) -> None:
+    window.open(page, "")
+    rows = page.get_by_role("region", name="Agent runs").locator("tbody tr")
+    for text, count in (("run_sql", 2), ("drop table", 1), ("no-drop", 2), ("It was ended", 1), ("nowhere", 0)):
+        page.get_by_role("searchbox").fill(text)
+        expect(rows).to_have_count(count)
+
+
+@pytest.mark.parametrize("route", ["", "#/rollout/lost", "#/governance", "#/approvals"])
+def test_nothing_is_said_of_training(window: Served, page: Any, route: str) -> None:
+    window.open(page, route)
+    assert page.get_by_role("navigation", name="Pages").inner_text().split("\n") == [
+        "Agent runs",
+        "Governance",
+        "Waiting for a person",
+    ]
+    words = page.locator("main").inner_text().lower()
+    assert not [word for word in ("reward", "return", "teaches", "doctor", "train", "compliance") if word in words]
+
+
+def test_a_rollout_opens_at_its_denial_and_shows_when_its_calls_ran(window: Served, page: Any) -> None:
+    window.open(page, "#/rollout/lost")
+    turns = page.get_by_role("list", name="Turns")
+    expect(turns.locator("[aria-current=step]")).to_contain_text("denied")
+    expect(turns.get_by_role("img")).to_have_count(2)
+    first, second = (turns.get_by_role("img").nth(at).locator("i").first.bounding_box() for at in range(2))
+    assert first["x"] < second["x"]
+    expect(page.locator("main")).to_contain_text("ended (no end recorded)")
+
+
+def test_an_audit_record_alone_opens_on_governance(folder: Path, page: Any) -> None:
+    with served(folder / "audit.db") as opened:
+        opened.open(page, "")
+        expect(page.get_by_role("heading", name="Governance", level=1)).to_be_visible()
+        expect(page.get_by_role("heading", name="Top denials", level=2)).to_be_visible()
+
+
+def test_a_store_that_cannot_be_read_says_so(tmp_path: Path, page: Any) -> None:
+    govern(tmp_path)
+    for suffix in ("-wal", "-shm"):
+        (tmp_path / f"traces.sqlite{suffix}").unlink(missing_ok=True)
+    whole = (tmp_path / "traces.sqlite").read_bytes()
+    (tmp_path / "traces.sqlite").write_bytes(whole[:100] + b"\x55" * (len(whole) - 100))
+    with served(tmp_path / "traces.sqlite") as opened:
+        opened.open(page, "")
+        expect(page.get_by_role("alert").first).to_be_visible()
+
+
+def test_what_lies_beside_a_store_is_shown_with_it(folder: Path, tmp_path: Path) -> None:
+    govern(tmp_path)
+    (tmp_path / "lgov.toml").write_text('policy = "policy.yaml"\naudit = "audit.db"\n')
+    report = tmp_path / "report.html"
+    done = CliRunner().invoke(cli, ["view", str(tmp_path / "traces.sqlite"), "--export", str(report)])
+    assert done.exit_code == 0, done.output
+    text = report.read_text()
+    assert "audit.db" in text
+    assert '"cost":1.0' in text.replace(" ", "")
+
+
+def test_axe_finds_nothing_serious_on_the_runs(window: Served, browser: Any) -> None:
+    context = browser.new_context(bypass_csp=True, color_scheme="dark", viewport=NARROW)
+    page = window.open(context.new_page(), "")
+    page.evaluate(AXE.read_text("utf-8"))
+    serious = [one for one in page.evaluate("axe.run()")["violations"] if one["impact"] in ("serious", "critical")]
+    context.close()
+    assert serious == []
