@@ -70,7 +70,8 @@ const QUIET_S = 600;
 
 /** True for a run without a recorded end of which nothing was written for ten minutes. */
 function over(data) {
-  const last = Math.max(data.started_at ?? 0, ...data.steps.map((step) => step.ended_at ?? 0));
+  const times = data.steps.map((step) => step.ended_at).filter(Boolean);
+  const last = times.length ? Math.max(...times) : (data.started_at ?? 0);
   return Date.now() / 1000 - last > QUIET_S;
 }
 
