@@ -134,9 +134,9 @@ def _from_settings(audit: Path | None, policies: tuple[Path, ...]) -> tuple[str,
     return source, record if settings.store is not None else None, policies or policy
 
 
-def _around(place: str) -> tuple[Path | None, tuple[Path, ...]]:
+def _around(address: str) -> tuple[Path | None, tuple[Path, ...]]:
     """The audit record and the policy file that the settings name which are in force where a store or a run lies."""
-    path = Path.cwd() if "://" in place else Path(place).absolute()
+    path = Path.cwd() if "://" in address else Path(address).absolute()
     folder = path if path.is_dir() else path.parent
     settings = load_settings(folder=folder)
     record = next(
