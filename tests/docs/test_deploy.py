@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from lgov_core._util.files import open_to_others
 from lgov_core.commands import cli
+from lgov_core.gateway.limits import Admission, Limits, Metrics
 from lgov_core.policies import load_policy_file
 from lgov_core.settings import Settings
 from tests.core.test_packaging import PROJECT
@@ -43,6 +44,49 @@ def test_a_manifest_has_the_schema_of_kubernetes(name: str) -> None:
     kubernetes_validate.validate(MANIFESTS[name], kubernetes_validate.latest_version(), strict=True)
 
 
+OPTIONAL = {
+    manifest["kind"]: manifest
+    for path in sorted((DEPLOY / "kubernetes" / "optional").glob("*.yaml"))
+    for manifest in yaml.safe_load_all(path.read_text())
+}
+
+
+def test_the_autoscaler_scales_the_endpoint_by_a_metric_that_it_has() -> None:
+    scaler = OPTIONAL["HorizontalPodAutoscaler"]
+    kubernetes_validate.validate(scaler, kubernetes_validate.latest_version(), strict=True)
+    target, stateful = scaler["spec"]["scaleTargetRef"], MANIFESTS["statefulset.yaml:StatefulSet"]
+    assert (target["kind"], target["name"]) == (stateful["kind"], stateful["metadata"]["name"])
+    (metric,) = scaler["spec"]["metrics"]
+    names = {reading[1] for reading in Metrics(Admission(Limits()))._of_admission()}  # pyright: ignore[reportPrivateUsage]
+    assert metric["pods"]["metric"]["name"] in names
+
+
+def test_the_monitor_finds_the_service_and_asks_for_metrics_with_a_key() -> None:
+    monitor, service = OPTIONAL["ServiceMonitor"]["spec"], MANIFESTS["service.yaml:Service"]
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (endpoint,) = monitor["endpoints"]
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    assert endpoint["path"] == "/metrics"
+    assert endpoint["authorization"]["credentials"]["name"] == "lgov"
+
+
+def test_the_ray_job_runs_a_training_as_the_command_line_takes_it() -> None:
+    job = OPTIONAL["RayJob"]["spec"]
+    program, command, *words = shlex.split(job["entrypoint"])
+    assert program == "lgov"
+    options = {word for word in words if word.startswith("--")}
+    assert options <= set(re.findall(r"--[\w-]+", CliRunner().invoke(cli, [command, "--help"]).output))
+    cluster = job["rayClusterSpec"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        template = {"metadata": {"name": "pod"}, **group["template"], "apiVersion": "v1", "kind": "Pod"}
+        kubernetes_validate.validate(template, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_a_pod_gets_calls_while_it_is_ready_and_is_restarted_when_it_does_not_answer() -> None:
+    paths = [CONTAINER[f"{probe}Probe"]["httpGet"]["path"] for probe in ("readiness", "liveness")]
+    assert paths == ["/readyz", "/healthz"]
+
+
 def test_the_schema_check_finds_an_unknown_field() -> None:
     broken = {**MANIFESTS["service.yaml:Service"], "spek": {}}
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -54,7 +98,7 @@ def test_what_a_pod_mounts_and_reads_is_declared() -> None:
     claims = MANIFESTS["statefulset.yaml:StatefulSet"]["spec"]["volumeClaimTemplates"]
     assert {one["name"] for one in CONTAINER["volumeMounts"]} == volumes | {one["metadata"]["name"] for one in claims}
     data = MANIFESTS["config.yaml:ConfigMap"]["data"]
-    used = [one["valueFrom"].get("configMapKeyRef", {}).get("key") for one in CONTAINER["env"]]
+    used = [one.get("valueFrom", {}).get("configMapKeyRef", {}).get("key") for one in CONTAINER["env"]]
     assert {key for key in used if key} | {"policy.yaml"} == set(data)
     labels = MANIFESTS["service.yaml:Service"]["spec"]["selector"]
     assert labels == MANIFESTS["networkpolicy.yaml:NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]
