@@ -200,6 +200,7 @@ def receiver(*statuses: int) -> Iterator[tuple[str, list[tuple[Any, bytes]]]]:
             pass
 
     with HTTPServer(("127.0.0.1", 0), Hook) as server:
+        server.timeout = 10
         thread = threading.Thread(target=lambda: [server.handle_request() for _ in statuses])
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}/ask", posted
@@ -233,13 +234,16 @@ def test_a_webhook_is_signed_with_the_key_beside_the_store(tmp_path: Path) -> No
     assert headers["x-lgov-signature"] == signed
 
 
-def test_a_webhook_that_fails_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_webhook_that_fails_is_tried_again_until_it_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(notices, "_TRIES_AGAIN_AFTER_S", (0.0, 0.0, 0.0))
     with receiver(503, 500, 204) as (address, posted):
         ApprovalPolicy(store=tmp_path / "approvals.db", webhook=address).judge(pay())
         _join_notices()
     assert len({body for _, body in posted}) == 1
     assert len(posted) == 3
+    assert caplog.text.count("the notice of an approval request failed") == 2
 
 
 @pytest.mark.parametrize("webhook", ["http://example.org/x", "http://localhost:8@example.org/", "ftp://localhost/"])

@@ -31,21 +31,23 @@ def test_the_receiver_of_the_page_takes_signed_notices_only(tmp_path: Path) -> N
     with subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as receiver:
-        assert receiver.stdout is not None
-        until = time.monotonic() + 30
-        while time.monotonic() < until:
-            with socket.socket() as tried:
-                if tried.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.05)
-        policy.judge(pay())
-        assert '"name": "pay"' in receiver.stdout.readline()
-        for at in (str(int(time.time())), "1000"):
-            headers = {"X-Lgov-Timestamp": at, "X-Lgov-Signature": "0" * 64}
-            with pytest.raises(urllib.error.HTTPError, match="403"):
-                urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/", b"{}", headers))
-            assert receiver.stdout.readline() == "refused\n"
-        receiver.terminate()
+        try:
+            assert receiver.stdout is not None
+            until = time.monotonic() + 30
+            while time.monotonic() < until:
+                with socket.socket() as tried:
+                    if tried.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                time.sleep(0.05)
+            policy.judge(pay())
+            assert '"name": "pay"' in receiver.stdout.readline()
+            for at in (str(int(time.time())), "1000"):
+                headers = {"X-Lgov-Timestamp": at, "X-Lgov-Signature": "0" * 64}
+                with pytest.raises(urllib.error.HTTPError, match="403"):
+                    urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/", b"{}", headers))
+                assert receiver.stdout.readline() == "refused\n"
+        finally:
+            receiver.terminate()
 
 
 def test_the_page_shows_a_receiver_of_a_few_lines() -> None:
