@@ -196,4 +196,8 @@ def _plain(value: Any) -> str:
             "-" if number != number else f"{number:.4g}" if isinstance(number, float) else str(number)
             for number in value
         )
-    return ", ".join(f"{key} {item}" for key, item in value.items()) if isinstance(value, Mapping) else str(value)
+    if not isinstance(value, Mapping):
+        return str(value)
+    if all(isinstance(item, str) for item in value.values()):
+        return "".join(f"\n  {key}: {item}" for key, item in value.items())
+    return ", ".join(f"{key} {item}" for key, item in value.items())

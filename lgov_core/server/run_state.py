@@ -63,10 +63,10 @@ def begin(folder: Path, start: RunStart, now: RunStart, *, resume: bool) -> None
         )
     for key, before in (start.learns or {}).items() if resume else ():
         if (value := (now.learns or {}).get(key)) != before:
-            raise TrainError(
-                f"training.{key} is {value!r}, and the run in {folder} began with {before!r}",
-                hint="continue with what it began with, or choose another --folder",
-            )
+            what = f"training.{key} is {value!r}, and the run in {folder} began with {before!r}"
+            if key == "plugins":
+                what = f"the plugin files {', '.join(before)} are not as they were when the run in {folder} began"
+            raise TrainError(what, hint="continue with what it began with, or choose another --folder")
     atomic_write(_start_file(folder), json.dumps(asdict(now)).encode())
 
 
@@ -187,6 +187,11 @@ class RunState:
         """Notes what is being done, and how much of it is done."""
         with self._lock:
             self._state, self._done, self._total = state, done, total
+
+    def goes_on(self, step: int) -> None:
+        """``step`` updates of this run were done before it was taken up here, in a time that says nothing."""
+        with self._lock:
+            self._step, self._stage_began = step, time.monotonic()
 
     def at(self, step: int) -> None:
         """``step`` updates of this run are done."""

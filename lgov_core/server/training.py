@@ -157,6 +157,8 @@ class TrainingServer:
         training = settings.training
         learns = {"algorithm_options": dict(training.algorithm_options), "sampler": training.sampled_by}
         learns["algorithm"] = algorithm_name(training.algorithm)
+        if training.algorithm_options or training.sampler:  # of callbacks alone nothing depends
+            learns["plugins"] = self._plugins()
         opened.enter_context(only_trainer(self._place))
         self.store: RolloutQueue = opened.enter_context(contextlib.closing(open_store(self._place)))
         model = load(settings, device)
@@ -232,14 +234,18 @@ class TrainingServer:
         if mounted is not None:
             mounted.started(self._endpoint.url)
 
+    def _plugins(self) -> dict[str, str]:
+        """The SHA-256 of each plugin file of the settings, as it is now."""
+        return {str(path): file_sha256(path) for path in self.settings.training.plugins}
+
     def _lineage(self, start_sha256: str) -> Lineage:
         settings = self.settings
         rules = settings.runtime.policy
         own: dict[str, Any] = (
             {} if self._algorithm is None else {"own_algorithm": to_builtins(self._algorithm, enc_hook=repr)}
         )
-        if settings.training.plugins:
-            own["plugins_sha256"] = {str(path): file_sha256(path) for path in settings.training.plugins}
+        if plugins := self._plugins():
+            own["plugins_sha256"] = plugins
         facts = Facts(
             run_id=self._loop_id,
             model=str(settings.model.name),
@@ -314,7 +320,7 @@ class TrainingServer:
     def _updates(self, run: RunState) -> None:
         training, usable = self.settings.training, UsableSteps()
         run.lines(self._loop.run.metrics.lines())
-        run.at(self._loop.done - run.first)
+        run.goes_on(self._loop.done - run.first)
         self._loop.run.total = run.first + run.steps if self._scheduled else None
         if training.stop_after_evaluations and not self.coordinator.tasks.of("test"):
             raise SettingsError("training.stop_after_evaluations needs held-out tasks", hint="--test, or data.test")

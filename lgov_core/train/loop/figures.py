@@ -142,11 +142,18 @@ def reply_warnings(
         )
     if count and not any(transition.tool_call_ids for transition in transitions):
         rollouts = list(dict.fromkeys(transition.rollout_id for transition in transitions))[:_LOOKED_AT]
-        if any(call.request.get("tools") for call in calls_of(rollouts)):
+        requests = [call.request for call in calls_of(rollouts)]
+        if any(request.get("tools") for request in requests):
+            demanded = any(request.get("tool_choice") not in (None, "auto", "none") for request in requests)
+            # A demanded call has its form from a grammar, so it was cut off.
+            advice = (
+                "raise max_tokens, and give the tools schemas with additionalProperties: false"
+                if demanded
+                else "demand a call (tool_choice), or try another model.tool_format"
+            )
             warnings["no-tool-calls"] = (
                 f"none of {count} replies holds a tool call that can be read, though tools were offered: look at one with"
-                f" lgov traces show FOLDER {rollouts[0]}; teach the form by lgov train --algorithm sft, demand a call"
-                " (tool_choice), or try another model.tool_format"
+                f" lgov traces show; teach the form by lgov train --algorithm sft, {advice}"
             )
     return warnings
 
