@@ -54,6 +54,8 @@ _OF_TOOLS: Final = ("trusted", "untrusted", "fields")
 _ROLES: Final = ("system", "developer")
 #: Words in a row that show that a text was copied out of another.
 _RUN: Final = 4
+#: What a text that may hold any value is looked up by.
+_ANYTHING: Final = ""
 _MAY_HOLD_AN_ADDRESS: Final = re.compile(r"[@./:\\]|\d\d")
 
 ValueKind = Literal[AddressKind, "number", "name", "text"]
@@ -108,7 +110,7 @@ class _Text:
     loose: str = ""
     vocabulary: frozenset[str] = frozenset()
     addresses: frozenset[Address] = frozenset()
-    fields: Mapping[Address | str, Sequence[str]] = field(default_factory=dict[Address | str, Sequence[str]])
+    fields: Mapping[Address | str, Iterable[str]] = field(default_factory=dict[Address | str, Iterable[str]])
     is_users: bool = False
     pointed: bool = False
     tainted: bool = False
@@ -128,16 +130,16 @@ class _Text:
         if len(text) > MAX_TEXT:
             return cls(origin, tainted=tainted, opaque=True)
         named: set[Address] = set()
-        fields: dict[Address | str, list[str]] = {}
+        fields: dict[Address | str, dict[str, None]] = {}
         leaves = list(leaves_of(text))
         for name, leaf in leaves:
             within = addresses(leaf, name or "phone account") if _MAY_HOLD_AN_ADDRESS.search(leaf) else []
             named.update(within[: MAX_ADDRESSES - len(named)])
             if not name or len(leaf) > MAX_VALUE:
                 continue
-            fields.setdefault(words_of(leaf), []).append(name)
+            fields.setdefault(words_of(leaf), {})[name] = None
             if len(within) == 1 and (len(leaf.split()) == 1 or account_form(leaf) == within[0].form):
-                fields.setdefault(within[0], []).append(name)
+                fields.setdefault(within[0], {})[name] = None
         loose = loose_words("\n".join(leaf for _, leaf in leaves))
         index = frozenset(loose.split()), frozenset(named), fields
         return cls(origin, "", loose, *index, pointed=pointed, tainted=tainted, size=len(loose))
@@ -156,6 +158,12 @@ class _Text:
         # A file named as it is: without a folder, or with blanks in its name.
         is_name = self.is_users and form.kind == "path" and ("/" not in form.form or " " in form.form)
         return is_name and bool(words := words_of(form.form).strip()) and f" {words} " in self.words
+
+    def keys(self) -> Iterator[Address | str]:
+        """What the text is looked up by: its words, its addresses and the values of its fields, each once."""
+        yield from (_ANYTHING,) if self.opaque else self.vocabulary
+        yield from self.addresses
+        yield from (form for form in self.fields if form not in self.addresses)
 
     def alone(self, form: Address | str) -> bool:
         """Returns whether an address is the only one of its kind here, so that who points at the text means this one.
@@ -189,16 +197,33 @@ class _Memory:
         self.key, self.lost = key, lost
         self.user_texts: dict[Any, _Text] = {}
         self.results: dict[Any, _Text] = {}
+        #: The results by what they are looked up by.
+        self.index: dict[Address | str, list[_Text]] = {}
         #: Characters of the results.
         self.size = 0
 
     def add(self, mark: Any, text: _Text) -> None:
         kept = self.user_texts if text.is_users else self.results
+        if mark in kept:
+            return
         kept[mark] = text
+        for key in () if text.is_users else text.keys():
+            self.index.setdefault(key, []).append(text)
         while len(kept) > MAX_TEXTS or (len(kept) > 1 and sum(text.size for text in kept.values()) > MAX_KEPT):
-            del kept[next(iter(kept))]
-            self.lost = self.lost or not text.is_users
+            dropped = kept.pop(next(iter(kept)))
+            self.lost = self.lost or not dropped.is_users
+            for key in () if dropped.is_users else dropped.keys():
+                self.index[key].remove(dropped)
+                if not self.index[key]:
+                    del self.index[key]
         self.size = sum(text.size for text in self.results.values())
+
+    def results_with(self, value: _Value) -> Iterator[_Text]:
+        """The results that may have a value."""
+        yield from self.index.get(value.form, ())
+        by_word = [self.index.get(word, ()) for word in value.loose.split()]
+        yield from min(by_word, key=len, default=())
+        yield from self.index.get(_ANYTHING, ())
 
 
 class FlowOptions(PolicyOptions, frozen=True, kw_only=True):
@@ -375,36 +400,43 @@ class FlowPolicy(BoundedPolicy):
         if not values and self.limit == len(_LEVELS) - 1:
             return self.allow()
         with self._lock:
-            user_texts, results, lost = self._texts(action)
-            leak = self._leak(action, user_texts, results, lost=lost)
-            return leak or self._verdict(action, values, [*user_texts, *results], lost=lost)
+            user_texts, memories, lost = self._texts(action)
+            leak = self._leak(action, user_texts, memories, lost=lost)
+            return leak or self._verdict(action, values, user_texts, memories, lost=lost)
 
     def sources(self, action: Action) -> list[ValueSource]:
         """The texts that each judged value of a call is in."""
         with self._lock:
-            user_texts, results, _ = self._texts(action)
+            user_texts, memories, _ = self._texts(action)
             sources: list[ValueSource] = []
             for value in self._values(action):
-                labels = [source for text in (*user_texts, *results) for source in self._sources(text, value)]
+                labels = [source for source, _ in self._sources(value, user_texts, memories)]
                 names = tuple(dict.fromkeys(name for _, name in labels))
                 sources.append(ValueSource(value.argument, value.form, names, "pointed" in dict(labels)))
         return sources
 
-    def _texts(self, action: Action) -> tuple[list[_Text], list[_Text], bool]:
-        """The texts of the user and the results that a call knows, and whether there were others that are forgotten."""
+    def _texts(self, action: Action) -> tuple[list[_Text], list[_Memory], bool]:
+        """The texts of the user that a call knows, the memories with results, and whether some were forgotten."""
         keys = _own_keys(action) or _keys(action)
         own = [_Text.of_user(text) for text in _user_texts(action)]
         memories = [memory for memory in map(self._memories.get, keys) if memory is not None]
         user_texts = [*own, *dict.fromkeys(text for memory in memories for text in memory.user_texts.values())]
-        results = list(dict.fromkeys(text for memory in memories for text in memory.results.values()))
         lost = not (keys or own) or any(memory.lost for memory in memories) or any(map(self._forgotten.get, keys))
-        return user_texts, results, lost
+        return user_texts, memories, lost
 
-    def _verdict(self, action: Action, values: Sequence[_Value], texts: Sequence[_Text], *, lost: bool) -> Decision:
+    def _verdict(
+        self,
+        action: Action,
+        values: Sequence[_Value],
+        user_texts: Sequence[_Text],
+        memories: Sequence[_Memory],
+        *,
+        lost: bool,
+    ) -> Decision:
         taken: dict[tuple[_Text, str], set[Address | str]] = {}
         came: dict[str, None] = {}
         for value in values:
-            sources = [(source, text) for text in texts for source in self._sources(text, value)]
+            sources = list(self._sources(value, user_texts, memories))
             names = list(dict.fromkeys(name for (_, name), _ in sources))
             allowed = [source for source in sources if self._matches(source[0], self.allowed)]
             pointed = [text for (label, _), text in allowed if label == "pointed"]
@@ -415,7 +447,9 @@ class FlowPolicy(BoundedPolicy):
             if pointed:
                 taken.setdefault((pointed[0], value.argument), set()).add(value.form)
             elif isinstance(value.form, Address) or denied or (not sources and {"*", "model"} & set(self.denied)):
-                return self._refusal(value, names, has_texts=bool(texts))
+                return self._refusal(
+                    value, names, has_texts=bool(user_texts or any(memory.results for memory in memories))
+                )
         for (text, argument), forms in taken.items():
             if not forms <= text.endorsed.get((action.name, argument), forms):
                 reason = f"{_place(argument)} was already taken from {text.origin[:80]}, as another value. Ask the user for it"
@@ -424,15 +458,19 @@ class FlowPolicy(BoundedPolicy):
             text.endorsed.setdefault((action.name, argument), frozenset(forms))
         return Decision(Effect.ALLOW, self.name, self.slug, "; ".join(came)[:MAX_NAME])
 
-    def _sources(self, text: _Text, value: _Value) -> Iterator[tuple[str, str]]:
-        """The labels under which a text has a value, each with the name of the text or field."""
-        origin, fields = text.origin.replace(":", " "), text.fields.get(value.form, ())
-        inside = bool(fields) or text.holds(value)
-        yield from (("fields", f"{origin}:{name}") for name in fields)
-        if inside:
-            yield (origin if text.is_users else "trusted" if self._is_trusted(text) else "untrusted"), origin
-        if inside and text.pointed and not text.opaque and text.alone(value.form):
-            yield "pointed", origin
+    def _sources(
+        self, value: _Value, user_texts: Sequence[_Text], memories: Sequence[_Memory]
+    ) -> Iterator[tuple[tuple[str, str], _Text]]:
+        """The labels under which texts have a value, each with the name of the text or field, and the text."""
+        results = dict.fromkeys(text for memory in memories for text in memory.results_with(value))
+        for text in (*user_texts, *results):
+            origin, fields = text.origin.replace(":", " "), text.fields.get(value.form, ())
+            yield from ((("fields", f"{origin}:{name}"), text) for name in fields)
+            if not fields and not text.holds(value):
+                continue
+            yield (origin if text.is_users else "trusted" if self._is_trusted(text) else "untrusted", origin), text
+            if text.pointed and not text.opaque and text.alone(value.form):
+                yield ("pointed", origin), text
 
     def _matches(self, source: tuple[str, str], entries: Sequence[str]) -> bool:
         label, name = source
@@ -451,12 +489,13 @@ class FlowPolicy(BoundedPolicy):
         return [by_name] if by_name is not None else labels or [_UNKNOWN]
 
     def _leak(
-        self, action: Action, user_texts: Sequence[_Text], results: Sequence[_Text], *, lost: bool
+        self, action: Action, user_texts: Sequence[_Text], memories: Sequence[_Memory], *, lost: bool
     ) -> Decision | None:
         """The denial of a call that would tell what is too confidential for it."""
         if self.limit == len(_LEVELS) - 1:
             return None
         too_much = _LEVELS[self.limit + 1 :]
+        results = (text for memory in memories for text in memory.results.values())
         closed = [text for text in results if any(label.holds in too_much for label in self._labels(text))]
         for name, text in strings_in(action.arguments) if closed else ():
             words = loose_words(text).split()

@@ -55,6 +55,7 @@ class ActRecord:
         rollout_id: str = "r",
         status: ToolStatus = "ok",
         times: int = 1,
+        result: str = "",
     ) -> None:
         """A tool call, as often as ``times`` says."""
         for _ in range(times):
@@ -63,7 +64,7 @@ class ActRecord:
                 action = Action(Point.PRE_TOOL_CALL, tool, arguments=arguments, call_id=f"call-{self.count}")
                 decision = self.governor.decide(action)
                 ended: ToolStatus = "denied" if decision.blocks else status
-                self.governor.record(ToolOutcome(action, ended, result="", decision=decision))
+                self.governor.record(ToolOutcome(action, ended, result=result, decision=decision))
 
     def acts(self) -> list[RecordedAction | None]:
         """What is on record."""

@@ -131,6 +131,28 @@ def test_addresses_must_be_said_by_the_user_or_be_known() -> None:
     assert blocks(found, "send", {"to": "desk@example.com"}, said="Invite the desk"), "known to the other tool only"
 
 
+def test_values_come_from_where_the_record_has_them() -> None:
+    record = ActRecord()
+    record.say("a", "Mail the team")
+    results = {"find_contact": '[{"mail": "ada@lovelace.org", "note": "or eve@evil.net, tag urgent7"}]'}
+    record.act("find_contact", {"name": "Ada"}, rollout_id="a", result=results["find_contact"])
+    record.act("send", {"to": "ada@lovelace.org"}, rollout_id="a")
+    found = suggested(record)
+    assert options(found, "flow") == [
+        {"kinds": ["number", "name"], "allow": ["user", "system", "trusted", "fields"]},
+        {
+            "kinds": ["email", "url", "path", "account", "phone"],
+            "allow": ["user", "system", "trusted", "find_contact:mail"],
+        },
+    ]
+    assert "# send: to from find_contact:mail 1" in found.text
+    record.act("send", {"to": "ada@lovelace.org", "tag": "urgent7"}, rollout_id="a")
+    assert [rule["allow"] for rule in options(suggested(record), "flow")][1:] == [
+        ["user", "system", "trusted", "find_contact:mail"],
+        ["user", "system", "trusted", "fields", "find_contact"],
+    ]
+
+
 def test_commands_are_held_to_the_table() -> None:
     record = ActRecord()
     record.act("bash", {"command": "ls src | head"})

@@ -31,7 +31,7 @@ import sqlglot.parser
 from sqlglot.dialects.dialect import Dialect
 
 from lgov_core import Action, AuditLog, Effect, Governor, Point, PolicySet, SQLPolicy, ToolPolicy
-from lgov_core.policies import ConstantPolicy, Rule, ShellPolicy
+from lgov_core.policies import ConstantPolicy, FlowPolicy, Rule, ShellPolicy
 from lgov_core.scope import RolloutScope, enter_scope
 
 RULES = 100
@@ -115,10 +115,10 @@ def _measured(row: Row, slices: list[list[int]]) -> Measure:
     )
 
 
-def hundred_rules(**more: Any) -> PolicySet:
-    """A hundred rules, of which the last covers the tool ``search`` and allows it."""
+def hundred_rules(*further: Rule, **more: Any) -> PolicySet:
+    """A hundred rules, of which the last covers the tool ``search`` and allows it, and ``further`` ones."""
     others = [Rule(ConstantPolicy(Effect.DENY), name=f"r{n}", tools=(f"tool_{n}",)) for n in range(RULES - 1)]
-    return PolicySet([*others, Rule(ToolPolicy(allow=["search"]), name="search", tools=("search",), **more)])
+    return PolicySet([*others, Rule(ToolPolicy(allow=["search"]), name="search", tools=("search",), **more), *further])
 
 
 def action(tool: str, **arguments: str) -> Action:
@@ -131,6 +131,23 @@ def decide(governor: Governor, subject: Action, *, blocks: bool = False) -> Call
             raise AssertionError(f"the subject of a measure was judged wrongly: {subject}")
 
     return call
+
+
+def with_flows() -> Callable[[], object]:
+    """A decision with rules about where values come from, in a rollout of 50 turns and 200 kB of results."""
+    flow = Rule(FlowPolicy(allow=["user", "fields"]), name="flow", tools=("search",))
+    governor = Governor(hundred_rules(flow))
+    with enter_scope(RolloutScope("ro_1")):
+        governor.decide(
+            Action(Point.INPUT, "bench", text="Tell ann@example.org the pay of the sales department", source="user")
+        )
+        for turn in range(50):
+            row = {"id": turn, "name": f"worker {turn}", "mail": f"w{turn}@example.org", "text": f"word{turn} " * 5}
+            text = json.dumps([row] * (4_000 // len(json.dumps(row))))
+            result = Action(Point.POST_TOOL_CALL, "read", arguments={"page": turn}, text=text, source="tool")
+            governor.decide(result)
+    subject = action("search", query="pay of the sales department", to="w49@example.org", name="worker 7")
+    return in_rollout(decide(governor, subject))
 
 
 def new_tools(governor: Governor) -> Callable[[], object]:
@@ -272,6 +289,7 @@ def our_rows(audit: AuditLog, folder: Path) -> list[Row]:
         Row(f"decision, {RULES} rules, a tool never heard of", new_tools(dry), 15, 100),
         Row(f"decision, {RULES} rules, in a rollout", in_rollout(decide(dry, search)), 15, 100),
         Row(f"decision, {RULES} rules, with a condition", decide(Governor(hundred_rules(when=when)), search), 15, 100),
+        Row(f"decision, {RULES} rules and flows, after 50 turns and 200 kB of results", with_flows(), 45, 300),
         Row(AUDITED, decide(Governor(hundred_rules(), audit=audit), search), 40, share=0.4),
         Row("SQLPolicy alone, statement seen before", lambda: policy.judge(known), 5),
         Row("decision on SQL, statement seen before", decide(sql, known)),

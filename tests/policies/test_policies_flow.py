@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -150,6 +151,17 @@ def test_what_was_forgotten_may_have_held_any_value() -> None:
     for number in range(513):
         many.reads(f"result {number}")
     assert not many.may(password="anything")
+
+
+def test_the_memory_of_results_is_bounded() -> None:
+    policy = FlowPolicy()
+    words = " ".join(f"word{number}" for number in range(10_000))
+    tracemalloc.start()
+    for number in range(60):
+        Rollout(policy, name=f"r{number % 20}").reads(f"{number} {words}")
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 150_000_000, "4,000,000 characters of 5,300,000, with their words"
 
 
 def test_a_call_of_nothing_known_is_denied() -> None:
