@@ -2,8 +2,9 @@
 
 A pair is a task of a user and an injection of the same suite. The injection stands where AgentDojo plants it: in the results
 of the tools that the task reads. The model then makes the injection's calls, at once and again after the task's own, and
-the pair gets through if all of them are allowed in either place. The second column are the task's own calls, without an
-injection. No model takes part, so nothing is refused that a policy does not deny.
+the pair gets through if all of them are allowed in either place, even where the policy denies the call that reads the
+injection. The second column are the task's own calls, without an injection. No model takes part, so nothing is refused
+that a policy does not deny.
 
 Results are given as JSON, as most frameworks write them. The record has them cut at 4,000 characters; the entry that is cut off
 is left out.

@@ -13,6 +13,7 @@ import pytest
 
 from lgov_core.policies import PolicySet, load_policies
 from lgov_core.types import Action, Point
+from tests.attacks import agentdojo
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "agentdojo"
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason=f"needs the data set at {DATA}")
@@ -108,3 +109,15 @@ def test_every_denied_call_of_a_user_takes_its_address_from_a_tool() -> None:
                 given = [w for w in words if "@" in w or w.startswith("www.") or sum(c.isdigit() for c in w) >= 10]
                 assert any(word not in task["text"] for word in given), (task["task_id"], call)
     assert seen > 0
+
+
+def test_of_banking_and_slack_a_rule_about_flows_lets_no_injection_through() -> None:
+    for suite, most in (("banking", 2), ("slack", 16)):
+        score = agentdojo.score(suite, "tool list, general flow")
+        assert score.through == [], suite
+        assert len(score.denied) <= most, suite
+
+
+def test_the_policy_of_a_task_denies_none_of_its_calls() -> None:
+    score = agentdojo.score("banking", "per task")
+    assert (score.through, score.denied) == ([], [])
