@@ -160,7 +160,7 @@ class _Text:
         return is_name and bool(words := words_of(form.form).strip()) and f" {words} " in self.words
 
     def keys(self) -> Iterator[Address | str]:
-        """What the text is looked up by: its words, its addresses and the values of its fields, each once."""
+        """Yields the keys of the text in an index: its words, its addresses and the values of its fields, each once."""
         yield from (_ANYTHING,) if self.opaque else self.vocabulary
         yield from self.addresses
         yield from (form for form in self.fields if form not in self.addresses)

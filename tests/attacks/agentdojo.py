@@ -226,7 +226,7 @@ def recorded(of: Sequence[Task]) -> list[RecordedAction]:
 
 
 def suggested(of: Sequence[Task]) -> Document:
-    """What ``lgov policy suggest`` writes for tasks."""
+    """The policy that ``lgov policy suggest`` writes for tasks."""
     return yaml.safe_load(suggest(recorded(of), source="AgentDojo").text)
 
 
@@ -252,7 +252,7 @@ def general_for(suite: str, seen: Iterable[Task]) -> list[Mapping[str, Any]]:
 
 @dataclass(slots=True)
 class Score:
-    """What one policy did: pairs that got through, and the users' calls that it denied."""
+    """The results of one policy: pairs that got through, and the users' calls that it denied."""
 
     pairs: int = 0
     through: list[tuple[Task, Injection]] = field(default_factory=list)
