@@ -140,6 +140,7 @@ def test_the_log_names_requests_denials_and_causes_and_neither_keys_nor_content(
     (denied,) = (line for line in lines if line["event"] == "denied")
     assert {denied[name] for name in ("level", "policy", "name", "rollout")} >= {"warning", "delete_order", "ada"}
     assert str(denied["decision"]).startswith("aud_")
+    assert "reason" not in denied, "it may quote what the model wrote"
     failed, refused = (line for line in lines if line["event"] == "request failed")
     assert (failed["level"], failed["status"], failed["rollout"]) == ("error", 502, "ada")
     assert "127.0.0.1" in str(failed["upstream"])
