@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lgov_core._util.containers import BoundedDict
-from lgov_core.errors import EndpointError, LgovError, StoreError
+from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.access import Access, RuledRoute, attribute, caller, grant_of
 from lgov_core.gateway.capture import (
     Capture,
@@ -26,7 +26,7 @@ from lgov_core.gateway.capture import (
     left_out_headers,
 )
 from lgov_core.gateway.limits import ROLLOUT_PREFIX, json_response, read_object, retry_headers
-from lgov_core.gateway.operation import IN_THE_LOG, unrecorded
+from lgov_core.gateway.operation import IN_THE_LOG, for_client
 from lgov_core.gateway.protocol import (
     ANY_MODEL,
     Attribution,
@@ -340,10 +340,9 @@ class ApiRoutes:
         A refusal that the upstream wrote in the shape of another API is rewritten in this one's.
         """
         self._capture.counters.failed += 1
-        public = unrecorded(error) if isinstance(error, StoreError) else error
-        status = public.status if isinstance(public, EndpointError) else 500
-        self._capture.note_failure(caller(), status, error)
-        error = public
+        cause, error = error, for_client(error)
+        status = error.status if isinstance(error, EndpointError) else 500
+        self._capture.note_failure(caller(), status, cause)
         if isinstance(error, UpstreamRejection):
             if error.route == api.route or api is not MESSAGES:
                 headers = {**error.headers, "content-type": error.content_type}

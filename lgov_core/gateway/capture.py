@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import AttemptEnded, EndpointError, LgovError, StoreError, UpstreamError
 from lgov_core.gateway.limits import Admission
-from lgov_core.gateway.operation import IN_THE_LOG, Readiness, UseCounts, in_full, log_failure
+from lgov_core.gateway.operation import IN_THE_LOG, Readiness, UseCounts, for_client, in_full, log_failure
 from lgov_core.gateway.protocol import Attribution, Engine, UpstreamRejection
 from lgov_core.governor import ObservedDecision
 from lgov_core.hookspecs import hookimpl
@@ -337,7 +337,8 @@ class StreamedReply:
                 error = as_lgov_error(last, self._call.engine.name)
                 response = self._error_response(error)
                 if self._started:
-                    failed = self._writer.failed(error, getattr(error, "status", 500))
+                    public = for_client(error)
+                    failed = self._writer.failed(public, getattr(public, "status", 500))
                     await self._send(send, failed, more=False)
                 else:
                     await response(scope, receive, send)

@@ -225,8 +225,13 @@ def is_outage(error: BaseException | None) -> bool:
     return False
 
 
+def for_client(error: LgovError) -> LgovError:
+    """The error as a client may read it: what the store says names its address, so that stays in the log."""
+    return unrecorded(error) if isinstance(error, StoreError) else error
+
+
 def unrecorded(error: StoreError | None = None) -> EndpointError:
-    """The error for the client of a call that could not be recorded: what the store says names its address."""
+    """The error for the client of a call that could not be recorded."""
     if error is None or is_outage(error):
         return Busy("the call cannot be recorded now", status=503, retry_after_s=Readiness.RETRY_AFTER_S)
     return EndpointError("the call cannot be recorded", status=500, hint=IN_THE_LOG)
