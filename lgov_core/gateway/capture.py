@@ -136,11 +136,12 @@ class Capture:
                 self.counters.renamed += 1
             if calls[1:]:  # the first one holds the id, so no other call can come in between
                 await asyncio.gather(*map(add, calls[1:]))
-        except Exception as error:
+        except LgovError as error:
             self.counters.unrecorded += 1
             self.ready.commit_failed(error)
-            if isinstance(error, LgovError):
-                raise
+            raise
+        except Exception as error:
+            self.counters.unrecorded += 1
             raise StoreError(f"call {completion.response_id} could not be recorded: {error}") from error
         self.failures.pop((received.who.rollout_id, received.who.attempt))
         self.counters.recorded += len(calls)

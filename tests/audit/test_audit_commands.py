@@ -59,6 +59,7 @@ def test_the_commands_in_the_document_do_what_it_says(run: Run, tmp_path: Path) 
         "audit show",
         "audit show",
         "export audit.db",
+        "export audit.db",
         "audit erase",
     )
     run_command = commands.pop(1)

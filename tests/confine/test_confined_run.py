@@ -106,8 +106,8 @@ def test_a_symbolic_link_of_the_rules_leads_to_the_same_place(workspace: Workspa
     [
         ("{preset: workspace, write: [gone]}", (), "does not exist"),
         ("{read: [/usr]}", (), "working folder"),
-        ("{preset: workspace}", ("--audit", "audit.db"), "must be outside the box"),
-        ("{preset: workspace}", ("--set", "audit_key=audit.key"), "must be outside the box"),
+        ("{preset: workspace}", ("--audit", "audit.db"), "must be outside of its box"),
+        ("{preset: workspace}", ("--set", "audit_key=audit.key"), "must be outside of its box"),
         ("{preset: workspace}", ("--preset", "workspce"), "did you mean workspace"),
         ("{preset: workspace, files: 100000000}", (), "limits cannot be had"),
     ],

@@ -87,26 +87,30 @@ class OneThatCannotCommit:
 @pytest.mark.parametrize("path", list(ASKED))
 def test_an_unrecorded_call_never_ends_for_the_client(stage, path, speaks):
     serving = stage(["the answer"] * 2, store=OneThatCannotCommit(), speaks=speaks)
-    plain = post(serving, path)
-    assert plain.status_code == 500
-    assert "No space left" in plain.text
-    assert "the answer" not in plain.text
     streamed = post(serving, path, stream=True)
+    plain = post(serving, path)
+    assert plain.status_code == 503
+    assert "the call cannot be recorded now" in plain.text
+    assert "No space left" not in streamed.text + plain.text
+    assert "the answer" not in plain.text
     assert "the" in streamed.text
     assert ENDS[path] not in streamed.text
     assert ENDS[path].replace(": ", ":") not in streamed.text
     assert "[DONE]" not in streamed.text
+    if streamed.status_code == 503:  # nothing of it had gone out
+        assert "the call cannot be recorded now" in streamed.text
+        return
     last = [part for part in streamed.text.split("\n\n") if part][-1]
     named, _, data = last.rpartition("data: ")
     error = json.loads(data)
     if path == "messages":
-        assert (named, error["type"], error["error"]["type"]) == ("event: error\n", "error", "api_error")
-        assert "No space left" in error["error"]["message"]
+        assert (named, error["type"], error["error"]["type"]) == ("event: error\n", "error", "overloaded_error")
+        assert "cannot be recorded now" in error["error"]["message"]
     elif path == "responses" and speaks == ("chat",):
-        assert (named, error["type"], error["code"]) == ("event: error\n", "error", "store")
+        assert (named, error["type"], error["code"]) == ("event: error\n", "error", "busy")
         assert error["sequence_number"] > 0
     else:
-        assert error["error"]["code"] == "store"
+        assert error["error"]["code"] == "busy"
 
 
 @pytest.mark.parametrize("speaks", [ALL, ("chat",)], ids=["native", "translated"])

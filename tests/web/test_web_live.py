@@ -70,6 +70,7 @@ def test_a_run_that_stalls_says_so(tmp_path: Path, page: Any, monkeypatch: pytes
     monkeypatch.setattr(open_source, "STALLED_S", 1.0)
     with recording(tmp_path / "run") as run:
         run.rollout("ro_0", "task-0", task=None)
+        (tmp_path / "run" / "metrics.jsonl").write_text('{"phase": "train", "step": 1}\n')
         with served(tmp_path / "run") as window:
             window.open(page)
             page.get_by_text("something is open, and nothing was written").wait_for()

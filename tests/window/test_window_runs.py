@@ -64,7 +64,14 @@ def test_a_run_has_its_figures(browser: Browser, tmp_path: Path) -> None:
     assert figures["settings"] == {"seed": 3}
     (source,) = browser.get("sources")["sources"]
     assert source["kind"] == "run"
-    assert source["has"] == {"metrics": True, "audit": False, "batches": True, "tokenizer": False, "approvals": False}
+    assert source["has"] == {
+        "metrics": True,
+        "training": True,
+        "audit": False,
+        "batches": True,
+        "tokenizer": False,
+        "approvals": False,
+    }
 
 
 def test_advantages_and_masks_are_those_that_were_trained_on(browser: Browser) -> None:

@@ -67,8 +67,23 @@ def compare(place: str, answers: dict[str, Any]) -> None:
         found = everything(store, place)
     assert found.keys() == answers.keys()
     found["statistics"]["unannounced"] = found["statistics"].pop("named_only")
+    found = {name: _before_times(answer) for name, answer in found.items()}
     differ = {name: (found[name], answers[name]) for name in found if found[name] != answers[name]}
     assert differ == {}
+
+
+def _before_times(answer: Any) -> Any:
+    """The answer without the times of tool calls, which were not in it then."""
+    if isinstance(answer, list):
+        return [_before_times(item) for item in answer]
+    if not isinstance(answer, dict):
+        return answer
+    is_tool = {"arguments", "call_id", "started_at"} <= answer.keys()
+    return {
+        name: _before_times(item)
+        for name, item in answer.items()
+        if not (is_tool and name in ("started_at", "ended_at"))
+    }
 
 
 def test_a_migrated_file(tmp_path: Path, answers: dict[str, Any]) -> None:
