@@ -6,6 +6,7 @@ uvicorn's HTTP protocol gets limits on connections, URLs, headers and the time t
 from __future__ import annotations
 
 import errno
+import gc
 import socket
 import threading
 from asyncio import TimerHandle, Transport
@@ -13,6 +14,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -26,10 +28,6 @@ from lgov_core.gateway.door import Door, require_keys
 from lgov_core.gateway.limits import Limits
 
 if TYPE_CHECKING:
-    import uvicorn
-    from starlette.applications import Starlette
-
-    from lgov_core.gateway.access import KeyRing
     from lgov_core.gateway.protocol import Engine, Gate
     from lgov_core.store import TraceStore
 
@@ -256,6 +254,7 @@ class EndpointServer:
     def serve_forever(self) -> None:
         """Serves in the calling thread until SIGINT or SIGTERM (which are raised again once everything is closed)."""
         server, listener = self._prepare()
+        gc.freeze()  # what is loaded by now lives as long as the process: no collection looks through it again
         try:
             server.run(sockets=[listener])
         except SystemExit as error:
@@ -273,14 +272,6 @@ class EndpointServer:
         self.stop()
 
     def _prepare(self) -> tuple[uvicorn.Server, socket.socket]:
-        try:
-            import uvicorn
-
-            from lgov_core.gateway.server import protocol_with
-        except ImportError as error:
-            raise EndpointError(
-                f"{error.name} is not installed", status=500, hint='pip install "lgov[gateway]"'
-            ) from error
         certificate, key = self._limits.tls or (None, None)
         config = uvicorn.Config(
             self._served,
