@@ -6,7 +6,6 @@ uvicorn's HTTP protocol gets limits on connections, URLs, headers and the time t
 from __future__ import annotations
 
 import errno
-import gc
 import socket
 import threading
 from asyncio import TimerHandle, Transport
@@ -254,7 +253,6 @@ class EndpointServer:
     def serve_forever(self) -> None:
         """Serves in the calling thread until SIGINT or SIGTERM (which are raised again once everything is closed)."""
         server, listener = self._prepare()
-        gc.freeze()  # what is loaded by now lives as long as the process: no collection looks through it again
         try:
             server.run(sockets=[listener])
         except SystemExit as error:
