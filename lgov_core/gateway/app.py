@@ -308,6 +308,7 @@ class EndpointState:
     metrics: Metrics
     limits: Limits
     bodies: BodyBudget
+    ready: Readiness
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +384,7 @@ def create_app(
     for source in (*sources, partial(_of_capture, capture, store), traces.readings, ready.readings, use.readings):
         metrics.add_source(source)
     app.state.counters, app.state.failures = capture.counters, capture.failures
-    app.state.endpoint = EndpointState(keys, admission, metrics, limits, guard.bodies)
+    app.state.endpoint = EndpointState(keys, admission, metrics, limits, guard.bodies, ready)
     return app
 
 

@@ -24,6 +24,7 @@ from lgov_core.gateway.protocol import Attribution, Engine, UpstreamRejection
 from lgov_core.governor import ObservedDecision
 from lgov_core.hookspecs import hookimpl
 from lgov_core.store import TraceStore
+from lgov_core.store.database import DatabaseUnavailable
 from lgov_core.types import CapturedCall, Effect, new_id
 from lgov_core.wire.apis import Exchange
 from lgov_core.wire.exchange import Completion, StreamPiece
@@ -142,7 +143,10 @@ class Capture:
             raise
         except Exception as error:
             self.counters.unrecorded += 1
-            raise StoreError(f"call {completion.response_id} could not be recorded: {error}") from error
+            # A store of another kind: nothing says that the next call can be recorded.
+            failed = DatabaseUnavailable(f"call {completion.response_id} could not be recorded: {error}")
+            self.ready.commit_failed(failed)
+            raise failed from error
         self.failures.pop((received.who.rollout_id, received.who.attempt))
         self.counters.recorded += len(calls)
         self.counters.prompt_tokens += completion.prompt_tokens

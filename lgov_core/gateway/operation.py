@@ -254,14 +254,15 @@ class Readiness:
         self._ping: Callable[[], None] | None = getattr(store, "ping", None)
         self._keys_problem = keys_problem
         self._engines = engines
-        self._down_until = 0.0
+        #: The end of the outage that the last failed commit began, by the monotonic clock.
+        self.down_until = 0.0
         self._failed: str | None = None
         self._asking: asyncio.Future[None] | None = None
 
     def commit_failed(self, error: BaseException) -> None:
         """The store did not take a call: an outage, unless it is that call which cannot be stored."""
         if is_outage(error):
-            self._down_until = time.monotonic() + self.RETRY_AFTER_S
+            self.down_until = time.monotonic() + self.RETRY_AFTER_S
 
     def require_store(self) -> None:
         """Raises `Busy` (503) while the store is down: the call could not be recorded."""
@@ -270,7 +271,7 @@ class Readiness:
 
     def store_is_down(self) -> bool:
         """Returns whether the last probe failed, or a commit a moment ago."""
-        return self._failed is not None or time.monotonic() < self._down_until
+        return self._failed is not None or time.monotonic() < self.down_until
 
     async def problems(self) -> dict[str, str | None]:
         """By part what is wrong with it, None for nothing: ``store``, ``keys``, ``upstream``. The store is probed anew."""
@@ -313,8 +314,8 @@ class Readiness:
             await asyncio.wait_for(asyncio.shield(self._asking), _PROBE_LIMIT_S)
         except TimeoutError:
             failed = f"it did not answer within {_PROBE_LIMIT_S:g} s"
-        except StoreError as error:
-            failed = error.message
+        except Exception as error:  # noqa: BLE001 - whatever its store raises, it cannot be written
+            failed = error.message if isinstance(error, LgovError) else type(error).__name__
         if (failed is None) != (self._failed is None):
             level = logging.INFO if failed is None else logging.ERROR
             log_event(level, "store is back" if failed is None else "store is down", {"cause": failed})

@@ -135,7 +135,7 @@ class TokenEngine:
         except EndpointError:
             raise
         except Exception as error:
-            raise UpstreamError(f"the server of the weights failed: {type(error).__name__}: {error}") from error
+            raise UpstreamError(f"the server of the weights failed: {type(error).__name__}") from error
         if not tokens.ids:
             raise UpstreamError("the server of the weights answered with no token", hint="was it being updated?")
         if tokens.logprobs is not None and len(tokens.logprobs) != len(tokens.ids):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import ipaddress
 import re
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -30,6 +31,10 @@ _CONNECT_S: Final = 10.0
 _MAX_CONNECTIONS: Final = 512
 #: The longest reply that is read, in bytes.
 _LONGEST_REPLY: Final = 512 * 1024 * 1024
+#: What may be an IP address in a text, with its port.
+_ADDRESS = re.compile(
+    r"(?<![\w.:])(\d+(?:\.\d+){3}|\[[\da-f:.]+\]|[\da-f]*:[\da-f]*:[\da-f:.]*[\da-f])(?::\d+)?(?!\.?\d|\w)", re.I | re.A
+)
 _FORWARDED_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
 
 
@@ -199,6 +204,9 @@ class UpstreamEngine:
                 raise
             finally:
                 self.pool.done(replica, response)
+        except UpstreamError as error:  # an event of a stream may quote what the server says
+            error.message, error.where = without_addresses(error.message, where), where
+            raise
         except (*FAILURES, UnicodeDecodeError) as error:
             if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):
                 what = f"the upstream did not answer within {self._timeout_s:g} s"
@@ -240,9 +248,11 @@ class UpstreamEngine:
 
 def _rejection(replica: Replica, response: aiohttp.ClientResponse, body: bytes, route: str) -> EndpointError:
     """The error for an answer that is not a reply; `UpstreamRejection` for a status 4xx."""
-    text = body[:300].decode(errors="replace")
     if not 400 <= response.status < 500:
+        text = body[:300].decode(errors="replace")
         return UpstreamError(f"the upstream answered {response.status}", where=replica.label, detail=text)
+    body = without_addresses(body.decode("latin-1"), replica.label).encode("latin-1")
+    text = body[:300].decode(errors="replace")
     overflow = overflow_in(body.decode(errors="replace"))
     if overflow is not None and route != "messages" and overflow.code.encode() not in body:
         return overflow  # a server that does not name it as clients of this API expect
@@ -254,6 +264,21 @@ def _rejection(replica: Replica, response: aiohttp.ClientResponse, body: bytes, 
         headers={name: response.headers[name] for name in _FORWARDED_HEADERS if name in response.headers},
         route="messages" if route == "messages" else "chat",
     )
+
+
+def without_addresses(text: str, label: str) -> str:
+    """``text`` for an agent: without the server called ``label`` (host:port), and IP addresses that are not public."""
+    host, _, port = label.rpartition(":")
+    optional = "?" if "." in host else ""  # a word may be anything
+    text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?::{port}){optional}(?![\w-])", "(the upstream)", text, flags=re.A)
+
+    def hidden(match: re.Match[str]) -> str:
+        try:
+            return match[0] if ipaddress.ip_address(match[1].strip("[]")).is_global else "(the upstream)"
+        except ValueError:
+            return match[0]
+
+    return _ADDRESS.sub(hidden, text)
 
 
 def _in_words(error: BaseException) -> str:

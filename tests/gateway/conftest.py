@@ -107,6 +107,7 @@ class Stage:
         serving = self._serving[key]
         for name in serving.counters.as_dict():
             setattr(serving.counters, name, 0)
+        serving.endpoint.app.state.endpoint.ready.down_until = 0.0  # an outage ends with its test
         self._model.requests.clear()
         return serving
 

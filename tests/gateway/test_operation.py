@@ -100,6 +100,45 @@ def test_while_the_store_is_down_calls_are_refused_at_once_and_the_model_is_not_
     store.close()
 
 
+class ForeignStore:
+    """A store that is not lgov's, and fails in a way of its own."""
+
+    dropped_spans = 0
+    error: Exception | None = None
+
+    def has_ended(self, rollout_id: str, attempt: int | None) -> bool:
+        return False
+
+    def ping(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def add_call(self, call: object) -> None:
+        self.ping()
+
+
+@pytest.mark.parametrize("error", [OSError(113, "No route to host"), RuntimeError("shard 7 lost")])
+def test_a_foreign_store_that_fails_in_any_way_is_an_outage(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    store = ForeignStore()
+    with (
+        ScriptedModelServer(lambda body: "Hello.") as model,
+        EndpointServer([UpstreamEngine(model.base_url)], store) as server,  # type: ignore[arg-type]
+    ):
+        url = f"{server.base_url}/chat/completions"
+        assert httpx.post(url, json=BODY).status_code == 200
+        store.error = error
+        failed = httpx.post(url, json=BODY)
+        assert (failed.status_code, failed.headers["retry-after"]) == (503, "5")
+        assert str(error) not in failed.text
+        until(lambda: any("store is down" in record.getMessage() for record in caplog.records))  # by its probe, too
+        asked = len(model.requests)
+        assert httpx.get(f"{server.url}/readyz").json()["store"] == "it cannot be written"
+        assert httpx.post(url, json=BODY).status_code == 503
+        assert len(model.requests) == asked, "no model is asked for what cannot be recorded"
+        store.error = None
+        until(lambda: httpx.get(f"{server.url}/readyz").status_code == 200)
+
+
 POLICY = """
 version: 1
 name: desk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 
@@ -13,7 +14,7 @@ from lgov_core.errors import EndpointError, UpstreamError
 from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.upstream import UpstreamEngine
+from lgov_core.gateway.upstream import UpstreamEngine, without_addresses
 from lgov_core.testing import ScriptedModelServer, ScriptedReply
 from lgov_core.wire.chat import read_completion
 
@@ -226,3 +227,33 @@ def test_zero_logprobs_are_passed_on(serve):
     asked = {"model": "m", "prompt": "x", "logprobs": 0}
     assert httpx.post(f"{serving.base_url}/completions", json=asked).status_code == 200
     assert serving.model.requests[-1].body == {**asked, "return_token_ids": True}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_address_behind_the_endpoint_reaches_its_client(serve, stream):
+    def script(body):
+        text = f"{here} (http://10.0.0.7:8000, [fd00::7]:9, 192.168.1.9) says no; ask https://example.com or 8.8.8.8, v1.2.3"
+        if not stream:
+            return ScriptedReply(text, status=400)
+        events = [{"id": "c", "choices": [{"index": 0, "delta": {"content": "Hel"}}]}, {"error": {"message": text}}]
+        sent = "".join(f"data: {json.dumps(event)}\n\n" for event in events).encode()
+        return ScriptedReply(body=sent, content_type="text/event-stream")
+
+    serving = serve(script)
+    here = serving.model.base_url.removeprefix("http://").removesuffix("/v1")
+    text = ask(serving, stream=stream).text
+    (said,) = (line for line in text.splitlines() if "says no" in line)
+    hidden = "(the upstream)"
+    assert f"{hidden} (http://{hidden}, {hidden}, {hidden}) says no; ask https://example.com or 8.8.8.8, v1.2.3" in said
+
+
+def test_the_name_of_an_upstream_is_hidden_and_words_that_are_like_it_are_not():
+    assert (
+        without_addresses("the model at model:8000: not model", "model:8000")
+        == "the model at (the upstream): not model"
+    )
+    assert (
+        without_addresses("gpu.lan failed, my-gpu.lan did not", "gpu.lan:80")
+        == "(the upstream) failed, my-gpu.lan did not"
+    )
+    assert without_addresses("at 10:20:30 of fe80::1", "x:1") == "at 10:20:30 of (the upstream)"

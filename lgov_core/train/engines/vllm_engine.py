@@ -181,7 +181,7 @@ class VllmEngine(TokenEngine):
                 text = await response.text()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self.lost += 1
-            raise UpstreamError(f"vLLM did not answer: {type(error).__name__} {error}", hint="ask again") from error
+            raise UpstreamError(f"vLLM did not answer: {type(error).__name__}", hint="ask again") from error
         if response.status == 404 and version is policy.current:
             # An attached server was restarted without our weights; no call was answered with others.
             self.lost += 1
@@ -191,7 +191,7 @@ class VllmEngine(TokenEngine):
             raise EndpointError(f"vLLM refuses the call: {text[:300]}")
         if response.status != 200:
             self.lost += 1
-            raise UpstreamError(f"vLLM answered {response.status}: {text[:300]}")
+            raise UpstreamError(f"vLLM answered {response.status}", detail=text[:300])
         return json.loads(text)
 
 
