@@ -181,7 +181,9 @@ def test_an_entry_that_the_database_drops_in_silence_is_not_acknowledged(tmp_pat
     assert not governor.decide(action(1)).blocks
     with closing(sqlite3.connect(log.path, isolation_level=None)) as db:
         db.execute("CREATE TRIGGER evil BEFORE INSERT ON entries BEGIN SELECT RAISE(IGNORE); END")
-    decision = governor.decide(action(2))
+    with pytest.raises(AuditError, match="the database did not keep the entry"):
+        log.commit(action(2), Decision(Effect.ALLOW, "p"))
+    decision = governor.decide(action(3))
     assert decision.blocks
     assert decision.rule == "audit-failed"
     log.close()

@@ -344,9 +344,17 @@ def test_a_checkpoint_is_none(path: Path) -> None:
         for _ in range(4):
             commits(log, 1)
             checkpoint(path)
+        for _ in range(2):
+            os.utime(path)
+            commits(log, 1)
+        assert len(log.entries()) == 6
+
+
+def test_a_record_without_entries_is_not_older_than_it_was(path: Path) -> None:
+    with AuditLog(path, signer=None) as log:
+        checkpoint(path)
         os.utime(path)
         commits(log, 1)
-        assert len(log.entries()) == 5
 
 
 def test_a_change_of_the_files_time_alone_is_none(path: Path) -> None:

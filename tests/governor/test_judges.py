@@ -13,6 +13,7 @@ import pytest
 
 from lgov_core.governor import Governor
 from lgov_core.governor.judging import caller_gone, private_copy
+from lgov_core.governor.options import SHADOW
 from lgov_core.hookspecs import hookimpl
 from lgov_core.plugins import PolicyPlugin, make_plugin_manager, register
 from lgov_core.policies import BoundedPolicy, ConstantPolicy, PIIPolicy, PolicySet, Rule, ToolPolicy
@@ -74,6 +75,39 @@ def test_an_act_that_nothing_answers_is_denied_and_no_ones_fault() -> None:
         assert (decision.effect, decision.policy, decision.rule) == (Effect.DENY, "lgov", "no-policy")
         assert decision.severity == "critical"
         assert not decision.fault
+
+
+def test_the_default_answers_beside_rules_that_only_restrict_and_not_beside_a_denial() -> None:
+    class Warns(BoundedPolicy):
+        name = "warns"
+
+        def judge(self, action: Action) -> Decision:
+            return Decision(Effect.WARN, self.name)
+
+    denies = ToolPolicy(allow=["other"], name="denies")
+    for rules, parts, why in (
+        ([Warns()], ["warns", "desk"], "No policy allows run_sql: the rules that cover it only restrict."),
+        ([], ["desk"], "No policy allows run_sql."),
+        ([denies], ["denies"], None),
+    ):
+        for decision in both(Governor(PolicySet(rules, name="desk")), call()):
+            assert decision.effect is Effect.DENY
+            assert [part.policy for part in decision.parts] == parts
+            assert why is None or decision.reason == why
+
+
+def test_a_policy_learns_that_its_set_is_in_shadow_mode() -> None:
+    contexts: list[dict[str, Any]] = []
+
+    class Notes(BoundedPolicy):
+        name = "notes"
+
+        def judge(self, action: Action) -> None:
+            contexts.append(dict(action.context))
+
+    for mode in ("shadow", "enforce"):
+        Governor(PolicySet([Notes()], mode=mode)).decide(call().changed(context={"tenant": "t"}))
+    assert contexts == [{"tenant": "t", SHADOW: True}, {"tenant": "t"}]
 
 
 def test_a_plugin_that_is_registered_later_is_asked_once_the_governor_was_told() -> None:

@@ -91,7 +91,7 @@ def test_a_coroutine_is_called_in_place_and_waited_for() -> None:
         ({"name": 5}, "a rule's name is 5"),
         ({"on": "input"}, "rule plain: on must be a list of points, not 'input'"),
         ({"on": 5}, "rule plain: on must be a list of points, not 5"),
-        ({"on": ["later"]}, "rule plain: there is no point 'later'"),
+        ({"on": ["later"]}, "rule plain: there is no point 'later' .*agent_startup, input, .*, agent_shutdown"),
         ({"tools": "x"}, "rule plain|plain: tools"),
         ({"agents": 5}, "plain: agents|rule plain"),
         ({"when": {"field": "arguments.n", "later": 1}}, "rule plain"),
