@@ -234,7 +234,7 @@ def _check_inside(value: Any, raw: Any) -> None:
 def _written(name: str, info: Any, raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Each name of a field, with its value in ``raw``."""
     yield name, raw.get(name, _ABSENT)
-    alias = info.validation_alias if info.validation_alias is not None else info.alias
+    alias = info.validation_alias  # pydantic sets it to the alias where there is no other
     for choice in getattr(alias, "choices", None) or [alias]:
         if isinstance(choice, str):
             yield choice, raw.get(choice, _ABSENT)

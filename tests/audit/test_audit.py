@@ -28,6 +28,7 @@ def test_an_entry_says_everything(tmp_path: Path) -> None:
         entry_id = log.commit(action(), DENY)
         (entry,) = log.entries()
     assert (entry.entry_id, entry.kind, entry.position, entry.seq) == (entry_id, "decision", 1, 1)
+    assert entry_id.startswith("aud_")
     assert (entry.point, entry.action_kind, entry.name) == ("pre_tool_call", "function", "run_sql")
     assert entry.arguments == '{"limit":3,"query":"DROP TABLE staff"}'
     (salt,) = sqlite3.connect(tmp_path / "audit.sqlite").execute("SELECT salt FROM entries").fetchone()

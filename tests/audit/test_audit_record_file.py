@@ -176,6 +176,10 @@ def test_an_entry_that_cannot_be_made_is_named(path: Path) -> None:
             log.commit(action("transfer"), DENY.changed(latency_us=float("nan")))
         with pytest.raises(AuditError, match="the arguments of 'note' cannot be recorded"):
             log.append("note", {"size": float("nan")}, arguments=None, content={})
+        endless: dict[str, Any] = {}
+        endless["itself"] = endless
+        with pytest.raises(AuditError, match="the arguments of 'trace' cannot be recorded"):
+            log.append("trace", {}, arguments=endless, content={})
         assert log.append("note", {"size": 1}, arguments=None, content={}).startswith("not_")
         assert [entry.seq for entry in log.entries()] == [1]
 

@@ -211,6 +211,9 @@ def test_the_openai_client_is_found_behind_other_clients_and_nothing_else_is_tak
     assert _internals.openai_client(inside(7, own)) is own._client
     assert _internals.openai_client(inside(8, own)) is None
     assert _internals.openai_client(own._client) is own._client
+    azure = openai.AsyncAzureOpenAI(api_key="k", azure_endpoint="http://localhost", api_version="1")
+    assert type(azure).__module__ != "openai"
+    assert _internals.openai_client(SimpleNamespace(_client=azure)) is azure
     requesting = SimpleNamespace(request=lambda: None)
     assert _internals.openai_client(requesting) is None
     assert _internals.openai_client(SimpleNamespace(_client=requesting)) is None

@@ -108,6 +108,24 @@ def test_what_a_policy_changed_is_validated_by_the_names_of_fields() -> None:
     assert model.take() == Words(word="b", times=3)
 
 
+def test_what_is_done_to_the_frameworks_arguments_later_does_not_reach_the_tool() -> None:
+    class Nested(BaseModel):
+        model_config = ConfigDict(arbitrary_types_allowed=True)
+        words: Any
+
+    class Listing(BaseTool[Nested, str]):
+        def __init__(self) -> None:
+            super().__init__(Nested, str, "list", "Lists words.")
+
+        async def run(self, args: Nested, cancellation_token: CancellationToken) -> str:
+            return ""
+
+    words = ["judged"]
+    model = model_of(Listing(), {"words": words})
+    words.append("not judged")
+    assert model.take() == Nested(words=["judged"])
+
+
 def test_an_mcp_server_is_sent_only_what_is_set() -> None:
     assert model_of(Remote(), {"said": "a"}).arguments == {"word": "a"}
     assert model_of(Shouting(), {"said": "a"}).arguments == {"word": "a", "times": 1}
