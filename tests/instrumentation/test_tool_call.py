@@ -121,7 +121,7 @@ def test_permitted_as_proposed_the_tool_gets_the_very_arguments_of_the_framework
 
 def test_arguments_that_nobody_can_judge_are_denied_and_are_the_agents_fault(governor: Governor, seen: Seen) -> None:
     decision = refuse_arguments(governor, action(), "they are nested too deep")
-    assert (decision.effect, decision.rule, decision.fault) == (Effect.DENY, UNREADABLE, False)
+    assert (decision.effect, decision.rule, decision.fault) == (Effect.DENY, "unreadable-arguments", False)
     assert decision.fault is False
     assert decision.reason == "the arguments of shout cannot be judged: they are nested too deep; write them anew"
     assert "they are not one JSON object of plain values" in refuse_arguments(governor, action()).reason
