@@ -123,7 +123,9 @@ async def test_a_client_that_leaves_is_recorded_as_cancelled(stage, store, path,
         reply = await session.post(f"{serving.base_url}/{path}", json=asked, headers=HEADERS)
         seen = b""
         while b" two" not in seen:  # pieces come as they are written
-            seen += await asyncio.wait_for(reply.content.readany(), 30)
+            piece = await asyncio.wait_for(reply.content.readany(), 30)
+            assert piece, f"the reply ended early: {seen!r}"
+            seen += piece
         assert b"three" not in seen
         reply.close()
     assert await asyncio.to_thread(serving.model.abandoned.acquire, timeout=30)

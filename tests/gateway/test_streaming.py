@@ -83,7 +83,9 @@ async def test_pieces_are_passed_on_as_they_come(serve):
     ):
         seen = b""
         while b" two" not in seen:  # would wait for ever if the endpoint collected the reply first
-            seen += await asyncio.wait_for(reply.content.readany(), 30)
+            piece = await asyncio.wait_for(reply.content.readany(), 30)
+            assert piece, f"the reply ended early: {seen!r}"
+            seen += piece
         assert b"three" not in seen
         gate.set()
         seen += await reply.content.read()
@@ -143,7 +145,9 @@ async def leave_after(serving, word: bytes) -> None:
         reply = await session.post(f"{serving.base_url}/chat/completions", json=BODY, headers=HEADERS)
         seen = b""
         while word not in seen:
-            seen += await asyncio.wait_for(reply.content.readany(), 30)
+            piece = await asyncio.wait_for(reply.content.readany(), 30)
+            assert piece, f"the reply ended early: {seen!r}"
+            seen += piece
         reply.close()
 
 
