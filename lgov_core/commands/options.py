@@ -250,13 +250,7 @@ def opened_store(source: str) -> closing[RolloutQueue]:
     """Opens the trace store at ``source``, which must exist: a path, an address or a run folder. Raises `StoreError`."""
     from lgov_core.store import open_store
 
-    return closing(open_store(store_of(source), make=False))
-
-
-def store_of(source: str) -> str:
-    """``source``, or the store in it where it is a run folder."""
-    file = Path(source) / "store.sqlite"
-    return str(file) if file.is_file() else source
+    return closing(open_store(source, make=False))
 
 
 def store_or_setting(source: str | None) -> str:
@@ -279,8 +273,10 @@ def is_audit_record(source: str) -> bool:
 
 
 def is_store(source: str) -> bool:
-    """True for the address of a store, an SQLite file, and a run folder with a store in it."""
-    return "://" in source or _begins(store_of(source), len(_SQLITE)) == _SQLITE
+    """True for the address of a store, an SQLite file, and a folder whose run has a store."""
+    from lgov_core.store import store_of
+
+    return "://" in (place := store_of(source)) or _begins(place, len(_SQLITE)) == _SQLITE
 
 
 def _begins(source: str, length: int) -> bytes:

@@ -22,7 +22,7 @@ from lgov_core.evaluation.model import moved_base, policy_of
 from lgov_core.models import LanguageModel, load_model
 from lgov_core.models.tool_formats import message_text
 from lgov_core.server.run_state import read_start
-from lgov_core.store import open_store
+from lgov_core.store import open_store, store_of
 from lgov_core.train.layout.rows import TrainRow, batches_by_length, row_logprobs
 from lgov_core.train.loop.checkpoint import load_weights
 from lgov_core.train.loop.policy_model import PolicyModel
@@ -49,7 +49,7 @@ def verify_run(
     base = _base_of(path)
     model = load_model(base, dtype="float32")
     report = progress or (lambda done, total: None)
-    with contextlib.closing(open_store(path / "store.sqlite")) as store:
+    with contextlib.closing(open_store(path, make=False)) as store:
         recorded = sum(1 for _ in store.calls())
         chosen = recorded if limit is None else min(limit, recorded)
         result = Verification(recorded, tolerance)
@@ -81,9 +81,9 @@ def _base_of(path: Path) -> str:
     hint = (
         f"name one of the folders in it: {', '.join(inner)}" if inner else "name the folder of lgov train or lgov demo"
     )
-    for name in ("server.json", "store.sqlite"):
-        if not (path / name).is_file():
-            raise SettingsError(f"{path} is not the folder of a training: it has no {name}", hint=hint)
+    if not (path / "server.json").is_file() or store_of(path) == str(path):
+        name = "store" if (path / "server.json").is_file() else "server.json"
+        raise SettingsError(f"{path} is not the folder of a training: it has no {name}", hint=hint)
     try:
         named = read_start(path).model
     except TrainError as error:

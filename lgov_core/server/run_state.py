@@ -30,7 +30,8 @@ class RunStart:
     """``id`` names the run's rollouts in the store, so that a later process finds them. The others are None until `begin`.
 
     ``model`` is the model's name (``NAME@VERSION`` for a promoted one), ``dtype`` what it is computed in,
-    ``weights_sha256`` the `weights_digest` of its weights, ``learns`` the settings that say how the model learns.
+    ``weights_sha256`` the `weights_digest` of its weights, ``learns`` the settings that say how the model learns, ``store`` the
+    place of the store, where that is not the folder (`lgov_core.store.store_of`).
     """
 
     id: str
@@ -38,6 +39,7 @@ class RunStart:
     dtype: str | None = None
     weights_sha256: str | None = None
     learns: Mapping[str, Any] | None = None
+    store: str | None = None
 
 
 def read_start(folder: Path) -> RunStart:

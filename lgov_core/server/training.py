@@ -49,7 +49,7 @@ from lgov_core.server.run_state import (
     task_rewards,
     updates_of,
 )
-from lgov_core.store import RolloutConfig, RolloutQueue, open_store
+from lgov_core.store import RolloutConfig, RolloutQueue, open_store, store_of, without_secret
 from lgov_core.train.algorithms.algorithms import Algorithm, algorithm_name, read_parts
 from lgov_core.train.diagnosis.evidence import held_out_overlap
 from lgov_core.train.loop.checkpoint import best_checkpoint
@@ -110,7 +110,8 @@ class TrainingServer:
         require_keys(options.host, options.keys)
         self.settings, self.folder, self.options = settings, folder, options
         self._resume, self._algorithm, self._engines = resume, algorithm, tuple(engines)
-        self._place = options.store or str(folder / "store.sqlite")
+        self._own = str(folder / "store.sqlite")
+        self._place = options.store or (store_of(folder) if resume and read_start(folder).store else self._own)
         self._open = contextlib.ExitStack()
         self._given_up = threading.Event()
 
@@ -166,7 +167,9 @@ class TrainingServer:
         self._scheduled = chosen.update.schedule != "constant"
         start_sha256 = weights_digest(model.module.state_dict().items())
         name, dtype = str(settings.model.name), settings.model.dtype
-        begin(self.folder, start, RunStart(start.id, name, dtype, start_sha256, learns), resume=self._resume)
+        elsewhere = None if self._place in (self._own, "memory://") else without_secret(self._place)
+        now = RunStart(start.id, name, dtype, start_sha256, learns, elsewhere)
+        begin(self.folder, start, now, resume=self._resume)
         sampling = open_engine(settings, model, self.folder, opened)
         self._engine_figures = sampling.figures
         self._small = model.module.num_parameters() < SMALL

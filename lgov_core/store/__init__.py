@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+from contextlib import suppress
 from pathlib import Path
 
 from lgov_core._util.sqlite_file import is_blank
-from lgov_core.errors import StoreError
+from lgov_core.errors import SettingsError, StoreError
+from lgov_core.settings import load_settings
 from lgov_core.store.rollout_queue import Pruned, RolloutQueue, StoreStatistics
 from lgov_core.store.rollout_states import STATE_MOVES, Claim, EndedRollouts, QueueEntry, RolloutConfig, RolloutState
 from lgov_core.store.trace_store import TraceStore
@@ -26,15 +30,47 @@ __all__ = [
 ]
 
 
+def store_of(place: str | os.PathLike[str]) -> str:
+    """``place``, or if it is a folder the store of the run or the project in it, where there is one.
+
+    That is the address that the run's ``server.json`` names, the file ``store.sqlite``, or the setting ``store`` of the
+    folder's own settings file. A password is not in ``server.json``: it is taken from the settings in force there, if they
+    name the same store, and else libpq looks for it (PGPASSWORD, ~/.pgpass).
+    """
+    path = os.fspath(place)
+    folder = Path(path)
+    if "://" in path or not folder.is_dir():
+        return path
+    with suppress(OSError, ValueError, AttributeError):
+        if isinstance(address := json.loads((folder / "server.json").read_bytes()).get("store"), str):
+            with suppress(SettingsError):
+                if (setting := load_settings(folder=folder).store) and without_secret(setting) == address:
+                    return setting
+            return address
+    if (folder / "store.sqlite").is_file():
+        return str(folder / "store.sqlite")
+    own = (folder / "lgov.toml").is_file() or (folder / "pyproject.toml").is_file()
+    setting = load_settings(folder=folder, environ={}).store if own else None
+    return path if setting is None else os.path.join(folder, setting) if "://" not in setting else setting
+
+
+def without_secret(place: str) -> str:
+    """A store's place as a run's folder keeps it: an absolute path, or an address without passwords, which opens it elsewhere."""
+    if "://" not in place:
+        return os.path.abspath(place)
+    address = re.sub(r"^(\w+://[^:@/?]*):[^@/?]*@", r"\1@", place)
+    return re.sub(r"(?<=[?&])(?:ssl)?password=[^&]*&?", "", address).rstrip("?&")
+
+
 def open_store(place: str | os.PathLike[str], *, make: bool = True) -> RolloutQueue:
-    """The store at ``place``: a path, or ``sqlite:///path`` (``sqlite:////path`` when the path is absolute), or
+    """The store at ``place``: a path, the folder of a run (`store_of`), or ``sqlite:///path`` (``sqlite:////path`` when the path is absolute), or
     ``postgresql://user@host:port/database`` for a server that several machines share (needs the extra ``postgres``), or
     ``memory://`` for a new one in memory, for tests.
 
     A store that does not exist is created, unless ``make`` is false: then one that may not be written is opened for reading.
     Raises `StoreError` for another kind of address, and when the store cannot be opened.
     """
-    path = os.fspath(place)
+    path = store_of(place)
     if path.startswith(("postgresql://", "postgres://")):
         try:
             from lgov_core.store.postgres import PostgresStore

@@ -18,7 +18,7 @@ from lgov_core._util.sqlite_file import file_identity
 from lgov_core.audit import AuditLog
 from lgov_core.errors import LgovError, StoreError
 from lgov_core.settings import without_password
-from lgov_core.store import RolloutQueue, open_store
+from lgov_core.store import RolloutQueue, open_store, store_of
 from lgov_core.store.pages import StorePages
 from lgov_core.views.attempt_builder import NotRecorded
 from lgov_core.views.governance import RecordAlone
@@ -79,11 +79,13 @@ def find_sources(place: str) -> list[Source]:
         if _kind(path) == _AUDIT:
             return [Source(path.stem, None, None, path)]
         if (path.parent / "metrics.jsonl").is_file():
-            return [_of_folder(path.parent, path.parent.name, path)]
+            return [_of_folder(path.parent, path.parent.name, str(path))]
         return [Source(path.stem if path.stem != "store" else path.parent.name, None, str(path))]
     if not path.is_dir():
         raise StoreError(f"there is no file or folder {place}", hint="name a store, or the folder of a run")
     sources = sorted(_in_folder(path, path, _DEPTH), key=lambda source: source.source_id)
+    if not sources and (store := store_of(path)) != str(path):
+        return find_sources(store)
     if not sources:
         raise StoreError(f"there is no store and no run in {place}", hint=_NAME_ONE)
     return sources
@@ -91,12 +93,14 @@ def find_sources(place: str) -> list[Source]:
 
 def _in_folder(folder: Path, top: Path, depth: int) -> Iterator[Source]:
     """The sources in a folder; what is below a run belongs to it."""
-    stores = [path for path in _databases(folder) if _kind(path) == _STORE]
+    stores = [str(path) for path in _databases(folder) if _kind(path) == _STORE]
+    if (folder / "server.json").is_file() and (place := store_of(folder)) != str(folder):
+        stores = list(dict.fromkeys((place, *stores)))
     if stores or (folder / "metrics.jsonl").is_file():
         name = folder.relative_to(top).as_posix()
         yield _of_folder(folder, top.name if name == "." else name, stores[0] if stores else None)
         for path in stores[1:]:
-            yield Source(path.relative_to(top).with_suffix("").as_posix(), None, str(path))
+            yield Source(Path(path).relative_to(top).with_suffix("").as_posix(), None, path)
         return
     if depth > 0:
         try:
@@ -107,11 +111,11 @@ def _in_folder(folder: Path, top: Path, depth: int) -> Iterator[Source]:
             yield from _in_folder(inner, top, depth - 1)
 
 
-def _of_folder(folder: Path, name: str, store: Path | None) -> Source:
+def _of_folder(folder: Path, name: str, store: str | None) -> Source:
     kinds = {path: _kind(path) for path in _databases(folder)}
     audit = next((path for path, kind in kinds.items() if kind == _AUDIT), None)
     approvals = tuple(path for path, kind in kinds.items() if kind == _APPROVALS)
-    return Source(name, folder, None if store is None else str(store), audit, approvals)
+    return Source(name, folder, store, audit, approvals)
 
 
 def _databases(folder: Path) -> list[Path]:

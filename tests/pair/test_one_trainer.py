@@ -11,6 +11,7 @@ import pytest
 from lgov_core.errors import TrainError
 from lgov_core.server.run_state import only_trainer
 from lgov_core.server.training import ServerOptions, TrainingServer
+from lgov_core.store import store_of
 from tests.pair.conftest import settings
 from tests.pair.test_train_commands import ENVIRONMENT, until
 
@@ -68,3 +69,13 @@ def test_a_store_that_cannot_be_reached_is_told_without_its_password() -> None:
     ):
         raise AssertionError("not reached")
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_resumed_training_goes_on_with_the_store_that_it_began_with(model_folder: Path, tmp_path: Path) -> None:
+    address, folder = shared_server().empty_store(), tmp_path / "run"
+    with TrainingServer(settings(model_folder), folder=folder, options=ServerOptions(store=address)):
+        assert store_of(folder) == address
+    with TrainingServer(settings(model_folder), folder=folder, resume=True) as server:
+        assert "postgresql://" in repr(server.store)
+    assert not (folder / "store.sqlite").exists()
+    assert store_of(folder) == address

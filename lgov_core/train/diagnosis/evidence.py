@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from lgov_core._util.json_text import canonical_json
 from lgov_core.errors import EndpointError, LgovError, TransitionError
-from lgov_core.store import TraceStore, open_store
+from lgov_core.store import TraceStore, open_store, store_of
 from lgov_core.trace import semconv
 from lgov_core.trace.canonical import written_calls
 from lgov_core.train.loop.run_files import read_metrics, train_lines
@@ -274,18 +274,17 @@ def read_evidence(place: str) -> Evidence:
     if not folder.is_dir():
         with closing(open_store(place, make=False)) as store:
             return _of_store(store)
-    if not any((folder / name).exists() for name in ("metrics.jsonl", "transitions", "store.sqlite")):
+    if store_of(place) == place and not any((folder / name).exists() for name in ("metrics.jsonl", "transitions")):
         raise LgovError(f"there is no run in {folder}", hint="name a folder with a metrics.jsonl, or a trace store")
     return replace(_of_folder(folder), overlap=held_out_overlap(folder / "data"))
 
 
 def _of_folder(folder: Path) -> Evidence:
     lines = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
-    file = folder / "store.sqlite"
     batches = {int(path.stem.removeprefix("step-")): path for path in (folder / "transitions").glob("step-*.json")}
-    if not file.exists():
+    if store_of(folder) == str(folder):
         return _of_run(lines, batches, None, {})
-    with closing(open_store(file, make=False)) as store:
+    with closing(open_store(folder, make=False)) as store:
         if not batches:
             return _of_store(store, lines)
         return _of_run(lines, batches, store, _violated(folder / "oracle.jsonl"))
