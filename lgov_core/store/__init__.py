@@ -55,7 +55,7 @@ def store_of(place: str | os.PathLike[str]) -> str:
 
 
 def without_secret(place: str) -> str:
-    """A store's place as a run's folder keeps it: an absolute path, or an address without passwords, which opens it elsewhere."""
+    """A store's place as a run's folder keeps it: an absolute path, or an address without passwords."""
     if "://" not in place:
         return os.path.abspath(place)
     address = re.sub(r"^(\w+://[^:@/?]*):[^@/?]*@", r"\1@", place)
@@ -63,9 +63,9 @@ def without_secret(place: str) -> str:
 
 
 def open_store(place: str | os.PathLike[str], *, make: bool = True) -> RolloutQueue:
-    """The store at ``place``: a path, the folder of a run (`store_of`), or ``sqlite:///path`` (``sqlite:////path`` when the path is absolute), or
-    ``postgresql://user@host:port/database`` for a server that several machines share (needs the extra ``postgres``), or
-    ``memory://`` for a new one in memory, for tests.
+    """The store at ``place``: a path, ``sqlite:///path`` (``sqlite:////path`` when the path is absolute), the folder of a
+    run (`store_of`), ``postgresql://user@host:port/database`` for a server that several machines share (needs the extra
+    ``postgres``), or ``memory://`` for a new one in memory, for tests.
 
     A store that does not exist is created, unless ``make`` is false: then one that may not be written is opened for reading.
     Raises `StoreError` for another kind of address, and when the store cannot be opened.
