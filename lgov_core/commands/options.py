@@ -276,7 +276,7 @@ def is_store(source: str) -> bool:
     """True for the address of a store, an SQLite file, and a folder whose run has a store."""
     from lgov_core.store import store_of
 
-    return "://" in (place := store_of(source)) or _begins(place, len(_SQLITE)) == _SQLITE
+    return "://" in (store := store_of(source)) or _begins(store, len(_SQLITE)) == _SQLITE
 
 
 def _begins(source: str, length: int) -> bytes:

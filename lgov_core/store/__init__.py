@@ -30,23 +30,23 @@ __all__ = [
 ]
 
 
-def store_of(place: str | os.PathLike[str]) -> str:
-    """``place``, or if it is a folder the store of the run or the project in it, where there is one.
+def store_of(address: str | os.PathLike[str]) -> str:
+    """``address``, or if it is a folder the store of the run or the project in it, where there is one.
 
     That is the address that the run's ``server.json`` names, the file ``store.sqlite``, or the setting ``store`` of the
     folder's own settings file. A password is not in ``server.json``: it is taken from the settings in force there, if they
     name the same store, and else libpq looks for it (PGPASSWORD, ~/.pgpass).
     """
-    path = os.fspath(place)
+    path = os.fspath(address)
     folder = Path(path)
     if "://" in path or not folder.is_dir():
         return path
     with suppress(OSError, ValueError, AttributeError):
-        if isinstance(address := json.loads((folder / "server.json").read_bytes()).get("store"), str):
+        if isinstance(kept := json.loads((folder / "server.json").read_bytes()).get("store"), str):
             with suppress(SettingsError):
-                if (setting := load_settings(folder=folder).store) and without_secret(setting) == address:
+                if (setting := load_settings(folder=folder).store) and without_secret(setting) == kept:
                     return setting
-            return address
+            return kept
     if (folder / "store.sqlite").is_file():
         return str(folder / "store.sqlite")
     own = (folder / "lgov.toml").is_file() or (folder / "pyproject.toml").is_file()
@@ -54,11 +54,11 @@ def store_of(place: str | os.PathLike[str]) -> str:
     return path if setting is None else os.path.join(folder, setting) if "://" not in setting else setting
 
 
-def without_secret(place: str) -> str:
+def without_secret(address: str) -> str:
     """A store's place as a run's folder keeps it: an absolute path, or an address without passwords."""
-    if "://" not in place:
-        return os.path.abspath(place)
-    address = re.sub(r"^(\w+://[^:@/?]*):[^@/?]*@", r"\1@", place)
+    if "://" not in (address := address.removeprefix("sqlite:///")):
+        return os.path.abspath(address)
+    address = re.sub(r"^(\w+://[^:@/?]*):[^@/?]*@", r"\1@", address)
     return re.sub(r"(?<=[?&])(?:ssl)?password=[^&]*&?", "", address).rstrip("?&")
 
 

@@ -94,8 +94,8 @@ def find_sources(place: str) -> list[Source]:
 def _in_folder(folder: Path, top: Path, depth: int) -> Iterator[Source]:
     """The sources in a folder; what is below a run belongs to it."""
     stores = [str(path) for path in _databases(folder) if _kind(path) == _STORE]
-    if (folder / "server.json").is_file() and (place := store_of(folder)) != str(folder):
-        stores = list(dict.fromkeys((place, *stores)))
+    if (folder / "server.json").is_file() and (store := store_of(folder)) != str(folder):
+        stores = list(dict.fromkeys((store, *stores)))
     if stores or (folder / "metrics.jsonl").is_file():
         name = folder.relative_to(top).as_posix()
         yield _of_folder(folder, top.name if name == "." else name, stores[0] if stores else None)

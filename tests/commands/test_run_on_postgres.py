@@ -96,7 +96,7 @@ def test_a_place_is_kept_without_its_secrets(tmp_path: Path, monkeypatch: pytest
     assert without_secret("postgresql://u@h/d?password=x&a=1&sslpassword=y") == "postgresql://u@h/d?a=1"
     assert without_secret("postgresql:///d?password=x") == "postgresql:///d"
     monkeypatch.chdir(tmp_path)
-    assert without_secret("runs.db") == str(tmp_path / "runs.db")
+    assert without_secret("runs.db") == without_secret("sqlite:///runs.db") == str(tmp_path / "runs.db")
 
 
 def test_a_folder_without_a_store_is_no_store(folder: Path) -> None:
