@@ -16,7 +16,6 @@ class Unclear(Exception):
     """A text that programs may read in several ways: ``rule`` is a slug, ``reason`` says what to write instead."""
 
     def __init__(self, rule: str, reason: str) -> None:
-        super().__init__(reason)
         self.rule, self.reason = rule, reason
 
 

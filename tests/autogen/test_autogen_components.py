@@ -18,6 +18,7 @@ from lgov_autogen import (
     instrument,
 )
 from lgov_core.errors import InstrumentationError
+from lgov_core.governor import Governor
 from lgov_core.types import Point
 from tests.autogen.autogen_parts import at, deny, playing
 from tests.cells import says
@@ -37,6 +38,12 @@ def act(word: str) -> str:
 def tool() -> FunctionTool:
     ran.clear()
     return FunctionTool(act, description="Acts.")
+
+
+async def test_a_governed_workbench_holds_no_tools_of_its_own() -> None:
+    workbench = GovernedWorkbench([tool()], Governor())
+    assert vars(workbench)["_tools"] == []
+    assert [schema["name"] for schema in await workbench.list_tools()] == ["act"]
 
 
 async def test_governed_components_are_written_and_read_back() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ from lgov_core.errors import InstrumentationError, PolicyDenied
 from lgov_core.governor import Governor
 from lgov_core.instrumentation.live_span import CoveredCall, LiveSpan, covered_call
 from lgov_core.instrumentation.tool_call import ToolReading
+from lgov_core.scope import RolloutScope, carry_into_threads, enter_scope
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, Effect, Point
 from tests.autogen.autogen_parts import at, deny, rewrite
@@ -164,6 +166,7 @@ def test_a_tool_gets_what_was_permitted_in_the_form_that_the_model_chose(
 ) -> None:
     assert as_given(arguments, permitted) == runs
     call = WorkbenchCall(None, None, "count", arguments, None, None)
+    assert (call.agent, call.validated) == (None, None)
     assert call._permitted(permitted)[1] == runs
 
 
@@ -594,6 +597,20 @@ def test_a_programs_own_loop_gets_a_nameless_run_that_stays() -> None:
 
     contextvars.Context().run(check)
     assert current_run() is None
+
+
+def test_a_loop_in_a_thread_that_a_run_started_belongs_to_that_run() -> None:
+    carry_into_threads()
+    started: list[Run] = []
+
+    def check() -> None:
+        outer = ensure_run()
+        with enter_scope(RolloutScope("r1")), ThreadPoolExecutor(1) as pool:
+            pool.submit(lambda: started.append(ensure_run())).result()
+        assert started[0] is not outer
+        assert started[0].parent is outer
+
+    contextvars.Context().run(check)
 
 
 def test_the_end_of_a_run_names_each_call_that_asked_for_it() -> None:

@@ -177,6 +177,7 @@ async def test_a_tool_validates_with_what_is_judged_once_and_only_when_that_is_d
         assert tool._args_type is Words, "it is not due yet"
         model.is_due = True
         assert isinstance(tool._args_type, ValidatedType)
+        assert tool._args_type.model_fields is Words.model_fields
         assert Shouting()._args_type is Words
         assert await tool.run_json({"said": "not judged"}, CancellationToken()) == "A"
         assert model.is_due is False

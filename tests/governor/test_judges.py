@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lgov_core.governor import Governor
-from lgov_core.governor.judging import caller_gone, private_copy
+from lgov_core.governor.judging import caller_gone, combine, private_copy
 from lgov_core.governor.options import SHADOW
 from lgov_core.hookspecs import hookimpl
 from lgov_core.plugins import PolicyPlugin, make_plugin_manager, register
@@ -94,6 +94,10 @@ def test_the_default_answers_beside_rules_that_only_restrict_and_not_beside_a_de
             assert decision.effect is Effect.DENY
             assert [part.policy for part in decision.parts] == parts
             assert why is None or decision.reason == why
+
+
+def test_decisions_that_are_combined_took_no_time_unless_it_is_said() -> None:
+    assert combine([ALLOW, DENY], original=call(), folded=call()).latency_us == 0.0
 
 
 def test_a_policy_learns_that_its_set_is_in_shadow_mode() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import MappingProxyType
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from lgov_core.errors import PolicyError
 from lgov_core.governor.rules import OrderedRules, Rule, own_rule
-from lgov_core.policies import BoundedPolicy
+from lgov_core.policies import BoundedPolicy, PolicySet
 from lgov_core.types import Action, Decision, Effect, Point, Severity
 
 
@@ -41,6 +42,20 @@ def test_a_policy_that_says_nothing_of_itself_is_asked_everywhere_and_in_a_threa
         False,
     )
     assert all(type(value) is bool for value in (rule.bounded, rule.deferred, rule.permits, rule.reads_replies))
+
+
+def test_a_policy_that_is_nothing_but_rules_shows_them() -> None:
+    inner = PolicySet([Rule(Plain(), "inner")])
+    members = Rule(inner).members
+    assert members is not None
+    assert [rule.name for rule in members().rules] == ["inner"]
+    assert Rule(Plain()).members is None
+
+
+def test_what_a_rule_takes_over_from_its_policy_cannot_be_said_of_it() -> None:
+    assert list(inspect.signature(Rule).parameters) == [
+        "policy", "name", "on", "tools", "agents", "severity", "when", "permits",
+    ]  # fmt: skip
 
 
 def test_a_rule_takes_over_what_its_policy_says() -> None:

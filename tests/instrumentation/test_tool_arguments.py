@@ -260,6 +260,7 @@ class Chosen(BaseModel):
     model_config = ConfigDict(populate_by_name=True)
     path: str = Field("here", validation_alias=AliasChoices("file", "name", AliasPath("at", "path")))
     size: int = Field(1, alias="n")
+    note: str | None = Field(None, alias="about")
 
 
 @pytest.mark.parametrize(
@@ -269,6 +270,7 @@ class Chosen(BaseModel):
         (Chosen, {"file": "a", "name": "b"}, "path is there twice, as file and name"),
         (Chosen, {"name": "a", "at": {"path": "b"}}, "path is there twice, as at.path and name"),
         (Chosen, {"size": 1, "n": 1}, "size is there twice, as n and size"),
+        (Chosen, {"note": "a", "about": None}, "note is there twice, as about and note"),
         (Schema, {"target": {"path": "a", "file": "b"}}, "path is there twice, as file and path"),
         (Schema, {"targets": [{"file": "a"}, {"path": "a", "file": "b"}]}, "path is there twice, as file and path"),
         (

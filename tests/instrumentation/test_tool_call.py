@@ -174,6 +174,16 @@ def test_unreadable_arguments_are_denied_before_any_policy_is_asked(governor: Go
     assert judged(observer, Problem("they hold nan"))[1].effect is Effect.ALLOW
 
 
+def test_a_call_is_refused_with_a_problem_or_without(governor: Governor) -> None:
+    call = GovernedToolCall(governor, action())
+    assert "cannot be judged: they are not one JSON object of plain values" in call.refuse().reason
+    assert "cannot be judged: they hold nan;" in call.refuse("they hold nan").reason
+
+
+def test_a_reading_without_a_failure_names_none() -> None:
+    assert ToolReading("text") == ToolReading("text", "ok", None, None)
+
+
 def changing(seen: Seen, *answers: Any) -> Governor:
     """A governor whose policy changes the arguments to each of ``answers`` that they are not yet."""
     pending = list(answers)
