@@ -12,18 +12,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lgov_core.air import RuleSet
 from lgov_core.client.attempts import Agent, AgentRunner
 from lgov_core.client.wire import Report
 from lgov_core.errors import TrainError
 from lgov_core.governance import Governance
-from lgov_core.models import LanguageModel
-from lgov_core.server.local import RolloutPlan, open_rollouts
-from lgov_core.train.engines.vllm_engine import PolicyEngine
 from lgov_core.train.loop.figures import Estimate, grouped_interval, mean_interval, share_interval
 from lgov_core.types import Outcome, Rollout, new_id
+
+if TYPE_CHECKING:
+    from lgov_core.models import LanguageModel
 
 EVALUATION_FILE: Final = "evaluation.json"
 _NUMBER: Final = {"type": ["number", "null"]}
@@ -227,6 +227,9 @@ def evaluate(
     rollout. Raises `LgovError` for what cannot be set up; what an agent does is an outcome. On Ctrl-C attempts are
     abandoned, and KeyboardInterrupt propagates.
     """
+    from lgov_core.server.local import RolloutPlan, open_rollouts
+    from lgov_core.train.engines.vllm_engine import PolicyEngine
+
     plan = plan or EvaluationPlan()
     folder.mkdir(parents=True, exist_ok=True)
     governance = Governance.from_settings().under(plan.policy, folder / "audit.db")

@@ -84,7 +84,8 @@ def test_the_hub_is_not_reachable(tmp_path: Path) -> None:
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
-    code = "import sys, lgov_core.models; print(sorted({'torch', 'transformers', 'tokenizers'} & set(sys.modules)))"
+    modules = "lgov_core.models, lgov_core.evaluation.evaluation"
+    code = f"import sys, {modules}; print(sorted({{'torch', 'transformers', 'tokenizers'}} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
 
