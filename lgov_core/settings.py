@@ -142,6 +142,8 @@ class Settings:
     """Certificate, with its chain, by which ``lgov serve`` speaks HTTPS; with ``tls_key``."""
     tls_key: FilePath | None = None
     """Private key of the certificate."""
+    otlp: Url | None = None
+    """Collector to which ``lgov serve`` sends each call that it recorded, such as ``http://127.0.0.1:4318/v1/traces``."""
     metrics_by: Names = ()
     """By what ``lgov serve`` counts calls and tokens besides: ``agent``, ``key`` (the rollout of the key); separated by
     commas."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
-from urllib.parse import unquote
 
 import click
 
@@ -145,8 +143,6 @@ def _column(pa: Any, name: str) -> Any:
 #: Formats of an audit record, and of a trace store.
 _OF_RECORD: Final = ("jsonl", "cloudevents", "ocsf", "report")
 _OF_STORE: Final = ("jsonl", "parquet", "otlp", "otlp-json")
-#: Where OpenTelemetry's own exporters look for headers: NAME=VALUE pairs with commas between them, percent-encoded.
-HEADERS_VARIABLE: Final = "OTEL_EXPORTER_OTLP_HEADERS"
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.AUDIT_BROKEN, Exit.INTERRUPTED)
@@ -289,7 +285,7 @@ def _report(count: int, target: str, form: str, noun: str, as_json: bool) -> Non
 def _send(
     store: RolloutQueue, source: str, form: str, url: str | None, where: Where, content: bool, as_json: bool
 ) -> None:
-    from lgov_core.trace.otlp_export import Collector, export_spans
+    from lgov_core.trace.otlp_export import Collector, export_spans, headers_in_environment
     from lgov_core.trace.rollout_spans import rollout_spans
 
     rollout_ids, run_id = list(where.get("rollout", ())), single(where, "run")
@@ -299,7 +295,7 @@ def _send(
         raise click.UsageError("give --where rollout=ID or --where run=ID, not both")
     if missing := [rollout_id for rollout_id in rollout_ids if not rollout_spans(store, rollout_id)]:
         raise click.UsageError(f"there is no rollout {missing[0]} in {source}")
-    collector = Collector(url, headers=_headers(), protocol="json" if form == "otlp-json" else "protobuf")
+    collector = Collector(url, headers=headers_in_environment(), protocol="json" if form == "otlp-json" else "protobuf")
     sent = export_spans(store, collector, rollout_ids=rollout_ids or None, run_id=run_id, content=content)
     if as_json:
         write_json(asdict(sent))
@@ -311,14 +307,3 @@ def _send(
     if sent.rejected:
         click.echo(f"{sent.rejected} spans were rejected", err=True)
         click.get_current_context().exit(Exit.FINDING)
-
-
-def _headers() -> dict[str, str]:
-    headers: dict[str, str] = {}
-    for text in map(unquote, filter(str.strip, os.environ.get(HEADERS_VARIABLE, "").split(","))):
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip() or "\n" in text or "\r" in text:
-            # Its text may be a key, so it is not shown.
-            raise click.UsageError(f"a header in {HEADERS_VARIABLE} is written NAME=VALUE")
-        headers[name.strip().lower()] = value.strip()
-    return headers

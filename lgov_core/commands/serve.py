@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from lgov_core.gateway.access import KeyRing
     from lgov_core.gateway.protocol import Engine
     from lgov_core.gateway.server import EndpointServer
+    from lgov_core.trace.otlp_export import CollectorSink
 
 #: Tokens of a reply, unless model.max_new_tokens says another bound: coding agents write whole files.
 _REPLY_TOKENS: Final = 4096
@@ -117,12 +118,18 @@ def _serving(settings: Settings, engine: Engine, keys: KeyRing | None) -> Genera
     from lgov_core.governance import DEFAULT_AUDIT, Governance
 
     with contextlib.ExitStack() as open_things:
-        recorded = None
+        recorded = sink = None
+        if settings.otlp is not None and settings.store is None:
+            raise SettingsError("otlp sends what is recorded, and no store is set", hint="give --store")
         if settings.store is not None:
             from lgov_core.store import open_store
 
             recorded = open_store(settings.store)
             open_things.callback(recorded.close)
+            if settings.otlp is not None:
+                sink = _collector_sink(settings.otlp, settings)
+                open_things.callback(sink.close)
+                recorded.on_added = sink.lgov_observe
         else:
             click.echo("note: no store is set, so nothing is recorded (--store)", err=True)
         gate = audit = None
@@ -152,6 +159,8 @@ def _serving(settings: Settings, engine: Engine, keys: KeyRing | None) -> Genera
             host=settings.host,
             port=settings.port,
         )
+        if sink is not None:
+            server.app.state.endpoint.metrics.add_source(sink.readings)
         window = None
         if settings.store is not None:
             policies = () if settings.policy is None else (settings.policy,)
@@ -163,6 +172,15 @@ def _serving(settings: Settings, engine: Engine, keys: KeyRing | None) -> Genera
         if window is not None:
             window.started(server.url)
         yield server
+
+
+def _collector_sink(url: str, settings: Settings) -> CollectorSink:
+    from lgov_core.trace.otlp_export import Collector, CollectorSink, headers_in_environment
+
+    # Few attempts and a short queue: what waits has the bodies of its calls.
+    return CollectorSink(
+        Collector(url, headers=headers_in_environment(), attempts=3), content=settings.content, queue=2048
+    )
 
 
 def _tls(settings: Settings) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import weakref
@@ -19,6 +20,7 @@ from lgov_core.store.pages import StorePages
 from lgov_core.types import Attempt, CapturedCall, JSONValue, Outcome, Reward, Rollout, Span
 
 T = TypeVar("T")
+F = TypeVar("F", bound="Future[Any] | asyncio.Future[Any]")
 
 #: Rows fetched at a time, so that a long reading neither blocks the others nor fills the memory.
 _ROWS_A_PORTION: Final = 500
@@ -35,6 +37,9 @@ class TraceStore:
     In a forked child the object refuses to work: open another there. What is queued when the object is collected, or the
     program ends without closing it, is still written.
     """
+
+    #: Gets each call, reward and span that was added, a call once it is durable. Must return at once.
+    on_added: Callable[[CapturedCall | Reward | Span], None] | None = None
 
     def __init__(self, shown: str, writing: Database, reading: Database, *, span_queue: int) -> None:
         self._shown = shown
@@ -115,7 +120,7 @@ class TraceStore:
 
     def submit_call(self, call: CapturedCall) -> Future[None]:
         """As `add_call`, but returns at once; the future is done when the call is durable. It cannot be cancelled."""
-        return self._submit(self._call_write(call))
+        return self._told(self._submit(self._call_write(call)), [call])
 
     def add_call(self, call: CapturedCall) -> None:
         """Adds a captured model call. One with its ``response_id`` and ``choice`` raises `StoreError`, one of an attempt that
@@ -127,7 +132,7 @@ class TraceStore:
         """As `add_call`, for a running event loop. The call is written even if the awaiting task is cancelled."""
         write = self._call_write(call)
         self._check()
-        return self._writer.submit_async(write)
+        return self._told(self._writer.submit_async(write), [call])
 
     def _call_write(self, call: CapturedCall) -> Callable[[Transaction], None]:
         row, request = rows.call_parts(call)
@@ -135,8 +140,9 @@ class TraceStore:
 
     def add_rewards(self, rewards: Iterable[Reward]) -> None:
         """Adds rewards. A value that is not finite raises `StoreError`; then none is added."""
-        new = [rows.reward_row(reward) for reward in rewards]
-        self._submit(lambda transaction: transaction.insert("rewards", new), len(new)).result()
+        added = list(rewards)
+        new = [rows.reward_row(reward) for reward in added]
+        self._told(self._submit(lambda transaction: transaction.insert("rewards", new), len(new)), added).result()
 
     def add_span(self, span: Span) -> None:
         """Queues a span and returns at once. A full queue drops it and counts it in `dropped_spans`.
@@ -146,6 +152,8 @@ class TraceStore:
         row = rows.span_row(span)
         self._check()
         self._writer.submit_span(row)
+        if self.on_added is not None:
+            self.on_added(span)
 
     def add_spans(self, spans: Iterable[Span]) -> int:
         """Adds spans, all of them or none, and returns how many were new.
@@ -154,8 +162,21 @@ class TraceStore:
         the id of another and different contents is kept beside it; readers decide which of them is right. The same
         holds for `add_span`.
         """
-        new = [rows.span_row(span) for span in spans]
-        return self._submit(lambda transaction: insert_spans(transaction, new), len(new)).result()
+        added = list(spans)
+        new = [rows.span_row(span) for span in added]
+        return self._told(self._submit(lambda transaction: insert_spans(transaction, new), len(new)), added).result()
+
+    def _told(self, write: F, added: Sequence[CapturedCall | Reward | Span]) -> F:
+        """Returns ``write``, after which `on_added` gets what it added."""
+        if (tell := self.on_added) is not None:
+
+            def done(future: Any) -> None:
+                if future.cancelled() or future.exception() is None:  # what nobody awaits any more is written, too
+                    for value in added:
+                        tell(value)
+
+            write.add_done_callback(done)
+        return write
 
     def flush(self) -> None:
         """Returns when everything queued before is durable. Raises `StoreError` when spans were lost since the last call."""

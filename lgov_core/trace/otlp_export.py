@@ -6,6 +6,8 @@ import email.utils
 import gzip
 import hashlib
 import http.client
+import logging
+import os
 import random
 import ssl
 import threading
@@ -15,23 +17,32 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
-from lgov_core.errors import TraceError
+from lgov_core.errors import SettingsError, TraceError
 from lgov_core.governor import ObservedDecision
 from lgov_core.hookspecs import hookimpl
 from lgov_core.trace import semconv
 from lgov_core.trace.otlp_http import CONTENT_TYPE_OF, Protocol, encode_traces, rejected_in
 from lgov_core.trace.otlp_spans import OUR_SCOPE, is_id
-from lgov_core.trace.rollout_spans import RolloutReader, reward_span, rollout_ids_in, rollout_spans, without_content
+from lgov_core.trace.rollout_spans import (
+    RolloutReader,
+    call_span,
+    reward_span,
+    rollout_ids_in,
+    rollout_spans,
+    without_content,
+)
 from lgov_core.trace.sink import decision_span, tool_span
-from lgov_core.types import JSONValue, Reward, Span, ToolOutcome
+from lgov_core.types import CapturedCall, JSONValue, Reward, Span, ToolOutcome
 
 #: Answers after which the same request may be sent again (OTLP/HTTP, "Failures").
 RETRYABLE: Final = frozenset({429, 502, 503, 504})
 
 _RESOURCE: Final[Mapping[str, JSONValue]] = {"service.name": OUR_SCOPE}
 _ANSWER_READ: Final = 64 * 1024
+#: Where OpenTelemetry's own exporters look for headers: NAME=VALUE pairs with commas between them, percent-encoded.
+HEADERS_VARIABLE: Final = "OTEL_EXPORTER_OTLP_HEADERS"
 
 
 #: A span in its attempt.
@@ -307,13 +318,16 @@ _BATCH: Final = 512
 _LINGER_S: Final = 1.0
 
 
+_LOG = logging.getLogger("lgov.otlp")
+
+
 class CollectorSink:
-    """Sends spans, decisions, tool outcomes and rewards to ``collector``: a plugin for a governor.
+    """Sends spans, captured calls, decisions, tool outcomes and rewards to ``collector``: a plugin for a governor.
 
     Nothing waits for it: events go into a queue of at most ``queue`` spans, and a thread sends them. What finds no room,
     and what the collector does not take even after `Collector.attempts`, is dropped and counted in ``dropped``;
-    ``last_problem`` describes the last failure. A decision is sent when its parent span has ended, so that it goes into the
-    same trace.
+    ``last_problem`` describes the last failure, and the first of several in a row is logged. A decision is sent when its
+    parent span has ended, so that it goes into the same trace; one of an endpoint at once, since the agent has that span.
     With ``content=False`` no content is sent (`lgov_core.trace.rollout_spans.without_content`).
 
     `close` sends what is left, and waits for it. Callable from any thread. This is telemetry: the audit record and the
@@ -324,7 +338,7 @@ class CollectorSink:
         self._collector = collector
         self._content = content
         self._limit = queue
-        self._waiting: deque[Span] = deque()
+        self._waiting: deque[Span | CapturedCall] = deque()
         self._held: dict[str, list[Span]] = {}
         self._held_count = 0
         self._lock = threading.Lock()
@@ -333,13 +347,14 @@ class CollectorSink:
         self.sent = 0
         self.dropped = 0
         self.last_problem = ""
+        self._is_down = False
         self._thread = threading.Thread(target=self._run, name="lgov-collector-sink", daemon=True)
         self._thread.start()
 
     @hookimpl
     def lgov_observe(self, event: Any) -> None:
         """Queues ``event`` if it is one of the kinds named above."""
-        if isinstance(event, Span):
+        if isinstance(event, Span | CapturedCall):
             self._put(event)
         elif isinstance(event, ObservedDecision):
             self._put(decision_span(event, content=self._content))
@@ -355,19 +370,25 @@ class CollectorSink:
         self._wake.set()
         self._thread.join()
 
-    def _put(self, span: Span) -> None:
+    def readings(self) -> Iterator[tuple[str, str, str, str, dict[str, float]]]:
+        """The metric of what was sent."""
+        counts = {"sent": float(self.sent), "dropped": float(self.dropped)}
+        yield "counter", "lgov_exported_spans", "Spans for the collector, by what became of them.", "what", counts
+
+    def _put(self, span: Span | CapturedCall) -> None:
         with self._lock:
             if self._stopping.is_set() or len(self._waiting) + self._held_count >= self._limit:
                 self.dropped += 1
                 return
-            if span.name == semconv.DECISION_SPAN_NAME and span.parent_id is not None and span.trace_id is None:
-                self._held.setdefault(span.parent_id, []).append(span)
+            if isinstance(span, Span) and _awaits_parent(span):
+                self._held.setdefault(str(span.parent_id), []).append(span)
                 self._held_count += 1
                 return
             self._waiting.append(span)
-            for below in self._held.pop(span.span_id, ()):
-                self._held_count -= 1
-                self._waiting.append(replace(below, trace_id=span.trace_id))
+            if isinstance(span, Span):
+                for below in self._held.pop(span.span_id, ()):
+                    self._held_count -= 1
+                    self._waiting.append(replace(below, trace_id=span.trace_id))
             if len(self._waiting) >= _BATCH:
                 self._wake.set()
 
@@ -377,11 +398,14 @@ class CollectorSink:
             self._wake.clear()
             stopping = self._stopping.is_set()
             while batch := self._take(everything=stopping):
-                self._send(batch)
+                if not self._send(batch) and stopping:  # an end does not wait for a collector that is away
+                    with self._lock:
+                        self.dropped += len(self._waiting)
+                        self._waiting.clear()
             if stopping:
                 return
 
-    def _take(self, *, everything: bool) -> list[Span]:
+    def _take(self, *, everything: bool) -> list[Span | CapturedCall]:
         with self._lock:
             if everything:
                 for below in self._held.values():
@@ -390,14 +414,41 @@ class CollectorSink:
                 self._held_count = 0
             return [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
 
-    def _send(self, batch: list[Span]) -> None:
-        """Sends a batch. Once `close` was called no time is spent between two attempts."""
+    def _send(self, batch: Sequence[Span | CapturedCall]) -> bool:
+        """Sends a batch; True if the collector took it. Once `close` was called no time is spent between two attempts."""
+        failure, taken = None, 0
         try:
-            result = send_spans(batch, self._collector, content=self._content, sleep=self._stopping.wait)
-        except TraceError as error:
-            taken, self.last_problem = 0, str(error)
+            spans = [call_span(item) if isinstance(item, CapturedCall) else item for item in batch]
+            result = send_spans(spans, self._collector, content=self._content, sleep=self._stopping.wait)
+        except Exception as error:  # noqa: BLE001 - the thread goes on with the next batch
+            failure = str(error) if isinstance(error, TraceError) else f"{type(error).__name__}: {error}"
+            self.last_problem = failure
         else:
             taken, self.last_problem = result.spans, result.messages[-1] if result.messages else self.last_problem
         with self._lock:
             self.sent += taken
             self.dropped += len(batch) - taken
+        if (failure is not None) != self._is_down:
+            self._is_down = failure is not None
+            level, event = (logging.WARNING, "down") if self._is_down else (logging.INFO, "back")
+            _LOG.log(level, "collector is %s", event, extra={"lgov_fields": {"cause": failure}})
+        return failure is None
+
+
+def _awaits_parent(span: Span) -> bool:
+    """Returns whether a decision is to wait for the span that it is below, which may name another trace."""
+    if span.name != semconv.DECISION_SPAN_NAME or span.attributes.get(semconv.FRAMEWORK) == "endpoint":
+        return False
+    return span.parent_id is not None and span.trace_id is None
+
+
+def headers_in_environment() -> dict[str, str]:
+    """The headers that `HEADERS_VARIABLE` names. Raises `SettingsError`."""
+    headers: dict[str, str] = {}
+    for text in map(unquote, filter(str.strip, os.environ.get(HEADERS_VARIABLE, "").split(","))):
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip() or "\n" in text or "\r" in text:
+            # Its text may be a key, so it is not shown.
+            raise SettingsError(f"a header in {HEADERS_VARIABLE} is written NAME=VALUE")
+        headers[name.strip().lower()] = value.strip()
+    return headers

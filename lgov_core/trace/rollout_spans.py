@@ -83,7 +83,7 @@ def rollout_spans(store: RolloutReader, rollout_id: str) -> list[Span]:
             span = replace(span, parent_id=above.span_id)
         all_spans.append(span)
     all_spans += [
-        _call_span(call, attempt_spans[call.attempt or 1], by_response.get(call.response_id)) for call in calls
+        call_span(call, by_response.get(call.response_id) or attempt_spans[call.attempt or 1]) for call in calls
     ]
     for reward in rewards:
         above = attempt_spans[attempt_of(reward, attempts.values(), calls)]
@@ -112,9 +112,14 @@ def _attempt_span(rollout: Rollout | None, attempt: Attempt) -> Span:
     )
 
 
-def _call_span(call: CapturedCall, of_attempt: Span, agent_span: Span | None) -> Span:
+def call_span(call: CapturedCall, above: Span | None = None) -> Span:
+    """A captured call as a span below ``above``."""
     operation = _OPERATIONS.get(call.route, semconv.CHAT)
-    above = of_attempt if agent_span is None else agent_span
+    usage: Any = call.response.get("usage") if call.choice == 0 else None  # which is of all choices together
+    reported = [
+        next((count for name in names if isinstance(count := usage.get(name), int)), None) if usage else None
+        for names in (("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens"))
+    ]
     return Span(
         f"{operation} {call.model}",
         f"{call.response_id}#{call.choice}",
@@ -133,8 +138,8 @@ def _call_span(call: CapturedCall, of_attempt: Span, agent_span: Span | None) ->
                 semconv.CHOICE: call.choice or None,
                 semconv.FINISH_REASONS: [call.finish_reason] if call.finish_reason else None,
                 semconv.TOOL_CALL_IDS: list(call.tool_call_ids) or None,
-                semconv.INPUT_TOKENS: None if call.prompt_ids is None else len(call.prompt_ids),
-                semconv.OUTPUT_TOKENS: None if call.response_ids is None else len(call.response_ids),
+                semconv.INPUT_TOKENS: reported[0] if call.prompt_ids is None else len(call.prompt_ids),
+                semconv.OUTPUT_TOKENS: reported[1] if call.response_ids is None else len(call.response_ids),
                 semconv.PROMPT_TOKEN_IDS: _list(call.prompt_ids),
                 semconv.RESPONSE_TOKEN_IDS: _list(call.response_ids),
                 semconv.RESPONSE_LOGPROBS: _list(call.logprobs),
@@ -143,10 +148,10 @@ def _call_span(call: CapturedCall, of_attempt: Span, agent_span: Span | None) ->
                 semconv.OUTPUT_MESSAGES: _messages(_reply(call)),
             }
         ),
-        of_attempt.rollout_id,
-        of_attempt.attempt,
-        above.span_id,
-        above.trace_id,
+        call.rollout_id,
+        None if call.rollout_id is None else call.attempt or 1,
+        None if above is None else above.span_id,
+        None if above is None else above.trace_id,
     )
 
 

@@ -15,8 +15,10 @@ import pytest
 
 from lgov_core.commands.group import Exit
 from lgov_core.store import open_store
-from lgov_core.testing import ScriptedModelServer
+from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
 from tests.commands.cli_runner import LGOV, lgov
+from tests.gateway.conftest import until
+from tests.otlp.test_export import CollectorServer, collector, said  # noqa: F401 - a fixture
 
 
 class Serving:
@@ -74,6 +76,79 @@ def test_serve_records_calls_and_closes_its_store_on_a_signal(folder: Path, how:
     finally:
         store.close()
     assert (call.response_id, call.rollout_id) == (reply["id"], "rol_1")
+
+
+DENYING = """\
+version: 1
+name: desk
+default: deny
+rules:
+  - {name: read, tools: [read_order], use: allow}
+"""
+
+
+def ids_and_attributes(receiver: CollectorServer) -> dict[tuple[bytes, bytes], dict[str, Any]]:
+    """What a collector got: by trace and span the name and the attributes."""
+    return {(span.trace_id, span.span_id): {"name": span.name, **said(span)} for span in receiver.spans()}
+
+
+def test_serve_sends_each_call_and_denial_to_a_collector_while_it_runs(
+    folder: Path,
+    collector: CollectorServer,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=plover%20one")
+    (folder / "policy.yaml").write_text(DENYING)
+    denied = ScriptedReply("", [ScriptedCall("delete_order", {"order": "17"}, "c1")])
+    with (
+        ScriptedModelServer(["Hello.", denied]) as model,
+        Serving("--upstream", model.base_url, "--store", "calls.sqlite", "--policy", "policy.yaml", "--set",
+                f"otlp={collector.url}") as serving,
+    ):  # fmt: skip
+        for _ in range(2):
+            serving.ask(x_lgov_rollout_id="rol_1", x_lgov_attempt="1")
+        until(lambda: len({span.span_id for span in collector.spans()}) >= 3)
+        assert serving.process.poll() is None, "it still runs"
+        live = ids_and_attributes(collector)
+        assert serving.end(signal.SIGTERM) == 0
+    assert collector.headers[0]["api-key"] == "plover one"
+    (chat, _) = (span for span in live.values() if span["name"] == "chat scripted")
+    assert chat["gen_ai.operation.name"] == "chat"
+    assert chat["gen_ai.usage.output_tokens"] > 0
+    assert "Hi" in chat["gen_ai.input.messages"]
+    (decision,) = (span for span in live.values() if span["name"] == "lgov.decision")
+    assert (decision["lgov.action.name"], decision["lgov.decision.effect"]) == ("delete_order", "deny")
+    # What the store sends afterwards are the same spans, below one of the attempt.
+    collector.bodies.clear()
+    lgov("export", "calls.sqlite", "--format", "otlp", "--to", collector.url)
+    exported = ids_and_attributes(collector)
+    assert {key: exported[key] for key in live} == live
+    assert [span["name"] for key, span in exported.items() if key not in live] == ["lgov.rollout"]
+
+
+def test_a_collector_that_is_away_costs_no_call_and_is_told_once(folder: Path) -> None:
+    with (
+        ScriptedModelServer(lambda body: "Hello.") as model,
+        Serving("--upstream", model.base_url, "--store", "calls.sqlite", "--set", "otlp=http://127.0.0.1:9/v1/traces",
+                "--set", "log_file=log", "--set", "content=false") as serving,
+    ):  # fmt: skip
+        for number in range(3):
+            assert serving.ask(x_lgov_rollout_id=f"rol_{number}", x_lgov_attempt="1")["id"]
+        until(lambda: 'lgov_exported_spans_total{what="dropped"} 3.0' in metrics(serving))
+        assert serving.end(signal.SIGTERM) == 0
+    (line,) = (line for line in (folder / "log").read_text().splitlines() if "collector is down" in line)
+    assert "127.0.0.1:9" in line
+
+
+def test_a_collector_needs_a_store(folder: Path) -> None:
+    result = lgov("serve", "--upstream", "http://127.0.0.1:9/v1", "--set", "otlp=http://127.0.0.1:4318/v1/traces")
+    assert result.exit_code == Exit.USAGE
+    assert "no store is set" in result.output
+
+
+def metrics(serving: Serving) -> str:
+    with urllib.request.urlopen(f"{serving.about['url']}/metrics", timeout=30) as reply:
+        return reply.read().decode()
 
 
 def test_serve_calls_the_apis_of_upstream_speaks(folder: Path) -> None:

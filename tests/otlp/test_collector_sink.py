@@ -127,3 +127,44 @@ def test_a_span_is_sent_without_closing(collector: CollectorServer) -> None:  # 
         )
         == 512
     )
+
+
+def test_an_outage_is_logged_once_and_its_end_too(
+    collector: CollectorServer,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    collector.script = [(400, {}, b"no"), (400, {}, b"no"), (200, {}, b""), (400, {}, b"no")]
+    caplog.set_level("INFO")
+    sink = CollectorSink(Collector(f"{collector.url}?key=secret"))
+    for _ in range(4):
+        sink._send(one_span())
+    assert [record.getMessage() for record in caplog.records] == [
+        "collector is down",
+        "collector is back",
+        "collector is down",
+    ]
+    assert "it answered 400" in str(vars(caplog.records[0]))
+    assert "secret" not in str([vars(record) for record in caplog.records])
+    assert {name: value for _, _, _, _, counts in sink.readings() for name, value in counts.items()} == {
+        "sent": 1,
+        "dropped": 3,
+    }
+    sink.close()
+
+
+def test_an_end_does_not_wait_for_each_batch_of_a_collector_that_is_away(collector: CollectorServer) -> None:  # noqa: F811
+    collector.script = [(400, {}, b"no")] * 100
+    sink = CollectorSink(Collector(collector.url))
+    with sink._lock:
+        sink._waiting.extend(one_span() * 2000)
+    sink.close()
+    assert (sink.sent, sink.dropped, len(collector.bodies) <= 2) == (0, 2000, True)
+
+
+def test_a_decision_of_an_endpoint_does_not_wait_for_the_agents_span(collector: CollectorServer) -> None:  # noqa: F811
+    sink = CollectorSink(Collector(collector.url))
+    decision = Span(semconv.DECISION_SPAN_NAME, "span_1", 1e9, 1e9, {semconv.FRAMEWORK: "endpoint"}, "r1", 1, "c1")
+    sink.lgov_observe(decision)
+    assert not sink._held
+    sink.close()
+    assert sink.sent == 1
