@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from lgov_core.gateway.access import KeyRing
     from lgov_core.gateway.protocol import Engine
     from lgov_core.gateway.server import EndpointServer
+    from lgov_core.store import RolloutQueue
     from lgov_core.trace.otlp_export import CollectorSink
 
 #: Tokens of a reply, unless model.max_new_tokens says another bound: coding agents write whole files.
@@ -118,20 +119,7 @@ def _serving(settings: Settings, engine: Engine, keys: KeyRing | None) -> Genera
     from lgov_core.governance import DEFAULT_AUDIT, Governance
 
     with contextlib.ExitStack() as open_things:
-        recorded = sink = None
-        if settings.otlp is not None and settings.store is None:
-            raise SettingsError("otlp sends what is recorded, and no store is set", hint="give --store")
-        if settings.store is not None:
-            from lgov_core.store import open_store
-
-            recorded = open_store(settings.store)
-            open_things.callback(recorded.close)
-            if settings.otlp is not None:
-                sink = _collector_sink(settings.otlp, settings)
-                open_things.callback(sink.close)
-                recorded.on_added = sink.lgov_observe
-        else:
-            click.echo("note: no store is set, so nothing is recorded (--store)", err=True)
+        recorded, sink = _recording(settings, open_things)
         gate = audit = None
         if settings.policy is not None:
             from lgov_core.gateway.judging import JudgingLimits
@@ -174,13 +162,28 @@ def _serving(settings: Settings, engine: Engine, keys: KeyRing | None) -> Genera
         yield server
 
 
-def _collector_sink(url: str, settings: Settings) -> CollectorSink:
+def _recording(
+    settings: Settings, open_things: contextlib.ExitStack
+) -> tuple[RolloutQueue | None, CollectorSink | None]:
+    """The store, and what sends to a collector what is added to it; both are closed with ``open_things``."""
+    if settings.store is None:
+        if settings.otlp is not None:
+            raise SettingsError("otlp sends what is recorded, and no store is set", hint="give --store")
+        click.echo("note: no store is set, so nothing is recorded (--store)", err=True)
+        return None, None
+    from lgov_core.store import open_store
+
+    recorded = open_things.enter_context(contextlib.closing(open_store(settings.store)))
+    if settings.otlp is None:
+        return recorded, None
     from lgov_core.trace.otlp_export import Collector, CollectorSink, headers_in_environment
 
     # Few attempts and a short queue: what waits has the bodies of its calls.
-    return CollectorSink(
-        Collector(url, headers=headers_in_environment(), attempts=3), content=settings.content, queue=2048
-    )
+    collector = Collector(settings.otlp, headers=headers_in_environment(), attempts=3)
+    sink = CollectorSink(collector, content=settings.content, queue=2048)
+    open_things.callback(sink.close)
+    recorded.on_added = sink.lgov_observe
+    return recorded, sink
 
 
 def _tls(settings: Settings) -> tuple[str, ...]:
