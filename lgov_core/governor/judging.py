@@ -124,9 +124,10 @@ class Judges:
         latency_us = (time.perf_counter() - began) * 1e6
         if len(rounds) == len(answers) == 1 and answers[0][0].members is not None:
             (decision,) = decisions  # of one set, which has combined it
-            decision.latency_us = latency_us
-            return decision
-        return combine(decisions, original=action, folded=current, latency_us=latency_us)
+        else:
+            decision = combine(decisions, original=action, folded=current)
+        decision.latency_us = latency_us
+        return decision
 
 
 def _covers_point(rule: Rule, point: Point) -> bool:
@@ -372,7 +373,6 @@ def combine(
     *,
     original: Action,
     folded: Action,
-    latency_us: float = 0.0,
     shadow_of: str | None = None,
 ) -> Decision:
     """One decision out of several.
@@ -384,7 +384,7 @@ def combine(
     allow keeps its policy, rule and reason.
     """
     if not decisions:
-        return ALLOW
+        return ALLOW.changed()
     face = max(decisions, key=lambda decision: decision.effect)  # max keeps the first of equals
     parts = [component for decision in decisions for component in (decision.parts or (decision,))]
     shadowed = any(component.shadowed for component in (face, *parts))
@@ -411,7 +411,6 @@ def combine(
         arguments=None if blocks or folded.arguments is original.arguments else folded.arguments,
         text=None if blocks or folded.text is original.text else folded.text,
         parts=tuple(parts),
-        latency_us=latency_us,
         shadowed=shadowed,
         fault=faulty,
     )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lgov_core.governor import Governor
-from lgov_core.governor.judging import caller_gone, combine, private_copy
+from lgov_core.governor.judging import caller_gone, private_copy
 from lgov_core.governor.options import SHADOW
 from lgov_core.hookspecs import hookimpl
 from lgov_core.plugins import PolicyPlugin, make_plugin_manager, register
@@ -84,20 +84,21 @@ def test_the_default_answers_beside_rules_that_only_restrict_and_not_beside_a_de
         def judge(self, action: Action) -> Decision:
             return Decision(Effect.WARN, self.name)
 
-    denies = ToolPolicy(allow=["other"], name="denies")
+    class Denies(BoundedPolicy):
+        name = "denies"
+
+        def judge(self, action: Action) -> Decision:
+            return self.deny("no", "Not now.")
+
     for rules, parts, why in (
         ([Warns()], ["warns", "desk"], "No policy allows run_sql: the rules that cover it only restrict."),
         ([], ["desk"], "No policy allows run_sql."),
-        ([denies], ["denies"], None),
+        ([Denies()], ["denies"], None),
     ):
         for decision in both(Governor(PolicySet(rules, name="desk")), call()):
             assert decision.effect is Effect.DENY
             assert [part.policy for part in decision.parts] == parts
             assert why is None or decision.reason == why
-
-
-def test_decisions_that_are_combined_took_no_time_unless_it_is_said() -> None:
-    assert combine([ALLOW, DENY], original=call(), folded=call()).latency_us == 0.0
 
 
 def test_a_policy_learns_that_its_set_is_in_shadow_mode() -> None:
