@@ -100,6 +100,17 @@ def injected_arguments(request: ToolCallRequest) -> dict[str, Any]:
     return dict(call["args"])
 
 
+def is_resumable(config: Mapping[str, Any]) -> bool:
+    """Returns whether the graph that runs has a checkpointer, so that a paused run can be resumed."""
+    return (config.get("configurable") or {}).get("__pregel_checkpointer") is not None
+
+
+def resumed_by(runtime: Any) -> str | None:
+    """The identity of the user whose request LangGraph's server runs; None elsewhere."""
+    identity = getattr(getattr(getattr(runtime, "server_info", None), "user", None), "identity", None)
+    return identity if isinstance(identity, str) else None
+
+
 def keep_reply_ids() -> None:
     """Makes streamed replies of ``langchain_openai`` keep the endpoint's id, as ``response_metadata["id"]``.
 

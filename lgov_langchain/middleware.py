@@ -72,6 +72,8 @@ class LgovMiddleware(GovernedToolCalls, _ModelCallMiddleware):
     Streamed tokens of a reply reach the reader before the reply can be evaluated. Fails closed.
     """
 
+    has_own_tasks = True  # ``create_agent`` sends each call on its own
+
     def __init__(self, governor: Governor, *, endpoint_headers: bool | None = None) -> None:
         super().__init__(governor)
         if endpoint_headers:

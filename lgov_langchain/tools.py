@@ -17,14 +17,25 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.messages import ToolMessage
 from langgraph.prebuilt import ToolNode
 from langgraph.prebuilt.tool_node import TOOL_CALL_ERROR_TEMPLATE, TOOL_INVOCATION_ERROR_TEMPLATE
+from langgraph.types import interrupt
 
 from lgov_core.errors import PolicyError
-from lgov_core.instrumentation import Flow, NotCanonical, arun_flow, fingerprint, foreign, run_flow, wait
+from lgov_core.instrumentation import (
+    CARRIED,
+    Flow,
+    NotCanonical,
+    arun_flow,
+    fingerprint,
+    foreign,
+    open_question,
+    run_flow,
+    wait,
+)
 from lgov_core.instrumentation.framework import flow_method
 from lgov_core.instrumentation.live_span import CoveredCall, covered_call
 from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading, tool_flow
 from lgov_core.types import Action, Decision, Point, ToolOutcome
-from lgov_langchain._internals import handled_error_types, node_options
+from lgov_langchain._internals import handled_error_types, is_resumable, node_options, resumed_by
 from lgov_langchain.callback import DeniedToolError
 from lgov_langchain.instrumentor import INSTRUMENTOR
 from lgov_langchain.messages import answer, denial_message, kind_of, result_reading
@@ -133,13 +144,15 @@ class _Executions:
     """The memory of a call that LangGraph has executed: what was permitted, by what was judged.
 
     ``policies`` is the digest of the policies that did. ``execution`` is the run of the node that executed it last, and
-    ``is_over``: there it returned, and so a further call of the same id in that run is another one.
+    ``is_over``: there it returned, and so a further call of the same id in that run is another one. ``answers`` is how many
+    answers to questions of ours the task has got, before those to the tool's own.
     """
 
     operation_id: str
     policies: str
     permitted: dict[str, Decision]
     execution: object
+    answers: int
     is_over: bool = False
     is_paused: bool = False
 
@@ -150,10 +163,20 @@ class RepeatableToolCall(GovernedToolCall):
     The same call is the same id, in the same task of the same thread, and its permission covers the same tool and arguments:
     then no policy is asked again, so that it counts and costs once, and an approval covers it. It is on record all the same.
     A call with the id of another, or of which the last execution returned in this very run of the node, is judged anew.
+
+    With ``carries`` LangGraph carries the question of an approval (``interrupt``): the call is alone in its task, so that
+    nothing else is executed again when it is resumed. ``by`` is who resumes it, where LangGraph knows that.
     """
 
     def __init__(
-        self, governor: Governor, action: Action, validated: ToolInput | None, config: Mapping[str, Any] | None
+        self,
+        governor: Governor,
+        action: Action,
+        validated: ToolInput | None,
+        config: Mapping[str, Any] | None,
+        *,
+        carries: bool = False,
+        by: str | None = None,
     ) -> None:
         config = config or running_config()
         task = (config.get("metadata") or {}).get("langgraph_checkpoint_ns")
@@ -166,7 +189,10 @@ class RepeatableToolCall(GovernedToolCall):
             before.policies != governor.policy_digest or (before.is_over and before.execution == self._execution)
         ):
             before = None
-        self._before, self._permits = before, dict[str, Decision]()
+        self._before, self._permits, self._answers = before, dict[str, Decision](), 0
+        self._by = by
+        if carries and self._key is not None and is_resumable(config):
+            action = action.changed(context={**action.context, CARRIED: " ".join(self._key)})
         super().__init__(governor, action, validated=validated)
 
     def _ask(self) -> Flow[Decision]:
@@ -176,8 +202,11 @@ class RepeatableToolCall(GovernedToolCall):
                 judged = fingerprint([action.kind, action.name, action.agent, action.arguments])
         permitted = None if before is None or judged is None else before.permitted.get(judged)
         if before is None or permitted is None:
-            decision = yield from super()._ask()
+            decision = yield from self._ask_person((yield from super()._ask()))
         else:
+            while self._answers < before.answers:  # LangGraph counts them: the next is the tool's
+                yield foreign(interrupt, None)
+                self._answers += 1
             self.action = self.covered.action = action.changed(operation_id=before.operation_id)
             rule, why = (
                 ("resumed", "The framework resumes") if before.is_paused else ("repeated", "The framework repeats")
@@ -186,16 +215,35 @@ class RepeatableToolCall(GovernedToolCall):
             again = replace(
                 permitted, policy="lgov", rule=rule, reason=f"{why} what was permitted before.", parts=parts
             )
-            decision = self.governor.permit_again(self.action, again)
+            decision = self.governor.take(self.action, again)
         if judged is not None and not decision.blocks:
             self._permits[judged] = permitted or decision
+        return decision
+
+    def _ask_person(self, decision: Decision) -> Flow[Decision]:
+        """The decision once the questions that it waits for are answered. The run pauses at one that is not."""
+        problem = ""
+        while (question := open_question(decision)) is not None:
+            try:
+                answer = yield foreign(interrupt, {**question.as_json(), **({"problem": problem} if problem else {})})
+            except BaseException as error:
+                if is_pause(error):
+                    self.governor.record(self.paused(decision))
+                raise
+            self._answers += 1
+            if self._by and isinstance(answer, Mapping):
+                answer = {**answer, "by": self._by}
+            problem = question.take(answer, "the resumed run (langchain)")
+            decision = yield from super()._ask()
         return decision
 
     def _keep(self, **how: bool) -> None:
         """Remembers the call, unless what runs is another one by now."""
         operation = self.action.operation_id
         if self._key is not None and operation is not None and self._permits and self.covered.refused is None:
-            kept = _Executions(operation, self.governor.policy_digest, self._permits, self._execution, **how)
+            kept = _Executions(
+                operation, self.governor.policy_digest, self._permits, self._execution, self._answers, **how
+            )
             self.governor.executed_calls.put(self._key, kept)
 
     def paused(self, decision: Decision) -> ToolOutcome:
@@ -224,6 +272,9 @@ AsyncHandler = Callable[["ToolCallRequest"], Awaitable[Any]]
 class GovernedToolCalls:
     """The two wrappers that a ``ToolNode`` takes, for one governor. Any number of nodes, threads and tasks may share it."""
 
+    #: Whether each call is a task of its own: LangGraph executes all of a task again when it resumes it.
+    has_own_tasks = False
+
     def __init__(self, governor: Governor) -> None:
         self.governor = governor
 
@@ -246,10 +297,22 @@ class GovernedToolCalls:
         with inside(agent_span(self.governor, request.runtime.config)):
             validated, reading = node_input(request), partial(_reading, request)
             call = RepeatableToolCall(
-                self.governor, _tool_action(request, validated), validated, request.runtime.config
+                self.governor,
+                _tool_action(request, validated),
+                validated,
+                request.runtime.config,
+                carries=self.has_own_tasks or _is_alone(request),
+                by=resumed_by(request.runtime),
             )
             result = yield from tool_flow(call, go, reading, is_pause=is_pause)
         return answer(result, request.tool_call["name"], request.tool_call["id"] or "")
+
+
+def _is_alone(request: ToolCallRequest) -> bool:
+    """Returns whether the message that the node works on asks for this call alone."""
+    state: Any = request.state
+    messages = state if isinstance(state, list) else state.get("messages") if isinstance(state, Mapping) else None
+    return bool(messages) and len(getattr(messages[-1], "tool_calls", ())) == 1
 
 
 def _tool_action(request: ToolCallRequest, validated: ToolInput | None) -> Action:

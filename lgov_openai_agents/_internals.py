@@ -91,6 +91,16 @@ def hand_over(context: Any, prepared: PreparedFunctionArguments | None, error: E
         context._function_tool_arguments = prepared if error is None else _Failed(error)
 
 
+def approval_of(state: Any, item: Any) -> tuple[bool | None, str]:
+    """The answer that a paused run (`RunState`) has to the question ``item``, None without, and the words of a rejection."""
+    if (nested := state._find_nested_approval_state(item)) is not None:  # of an agent that is a tool
+        return approval_of(*nested)
+    context, names = state._context, {"tool_namespace": item.tool_namespace, "existing_pending": item}
+    names["tool_lookup_key"] = item.tool_lookup_key
+    status = context.get_approval_status(item.name, item.call_id, **names)
+    return status, context.get_rejection_message(item.name, item.call_id, **names) or ""
+
+
 def paused_agent(state: Any) -> Any:
     """The agent that a paused run (`RunState`) goes on with; None for any other input."""
     return getattr(state, "_current_agent", None)

@@ -155,7 +155,9 @@ class _GovernedField:
         # The same object each time: the SDK compares what it approved with what it runs. Bound methods are only equal.
         governed = vars(instance).get(self._made)
         if governed is None or governed[0] != stored or governed[1] is not instance:
-            governed = vars(instance)[self._made] = (stored, instance, self._govern(instance, stored, self._acting))
+            governed = (stored, instance, self._govern(instance, stored, self._acting))
+            if governed[2] is not stored:
+                vars(instance)[self._made] = governed
         return governed[2]
 
     def _of_class(self, instance: Any, owner: type | None) -> Any:

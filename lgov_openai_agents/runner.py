@@ -19,7 +19,15 @@ from lgov_core.instrumentation import Flow, Governor, foreign, wait
 from lgov_core.instrumentation.framework import flow_method
 from lgov_openai_agents._internals import agent_of, paused_agent
 from lgov_openai_agents.models import GovernedModel, GovernedModelProvider
-from lgov_openai_agents.runs import RunMemory, SdkRun, TrackingHooks, current_run, entering, new_run
+from lgov_openai_agents.runs import (
+    RunMemory,
+    SdkRun,
+    TrackingHooks,
+    current_run,
+    entering,
+    new_run,
+    settle_interruptions,
+)
 from lgov_openai_agents.tools import governed_tool, observed_server
 
 
@@ -49,7 +57,7 @@ class _GovernedAgent:
             )
         AgentCopies(governor).govern_parts(self)
         parent: Any = super()
-        return [_checked_tool(tool, governor) for tool in await parent.get_all_tools(run_context)]
+        return [_checked_tool(tool, governor, self) for tool in await parent.get_all_tools(run_context)]
 
     def clone(self, **kwargs: Any) -> Any:
         """As the SDK's; the clone is governed too."""
@@ -88,7 +96,7 @@ class AgentCopies:
             return self._made[id(agent)][1]
         copied = _governed_class(type(agent)).copy_of(agent, self._governor)
         self._made[id(agent)] = (agent, copied)  # the original is kept, so that its id stays its own
-        copied.tools = [_checked_tool(tool, self._governor) for tool in copied.tools]
+        copied.tools = [_checked_tool(tool, self._governor, copied) for tool in copied.tools]
         self.govern_parts(copied)
         return copied
 
@@ -114,14 +122,14 @@ class AgentCopies:
         return copied
 
 
-def _checked_tool(tool: Any, governor: Governor) -> Any:
-    """A governed copy of ``tool``. Raises `UserError` for an agent that is a tool and not governed itself."""
+def _checked_tool(tool: Any, governor: Governor, agent: Any) -> Any:
+    """A governed copy of ``tool`` of ``agent``. Raises `UserError` for an agent that is a tool and not governed itself."""
     inner = agent_of(tool)
     if inner is not None and not is_governed_copy(inner):
         raise UserError(
             f"the agent behind the tool {tool.name} is not governed; give it as LgovRunner.govern(agent).as_tool(...)"
         )
-    return governed_tool(tool, governor)
+    return governed_tool(tool, governor, agent)
 
 
 #: The methods of ``Runner`` that run an agent.
@@ -220,6 +228,8 @@ def wrap_run_method(
         if hooks is None or isinstance(hooks, hook_class):  # anything else the SDK refuses
             bound.arguments["hooks"] = TrackingHooks(run, hooks)
         with entering(run):
+            if paused_agent(first_input) is not None:
+                settle_interruptions(run, first_input)
             try:
                 yield _Call(bound.args, bound.kwargs, run)
             except BaseException as error:

@@ -11,6 +11,7 @@ import asyncio
 import contextvars
 import copy
 import inspect
+import json
 import shlex
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,11 +22,11 @@ from agents import ApplyPatchTool, CustomTool, FunctionTool, LocalShellTool, She
 from agents.editor import ApplyPatchResult
 from agents.tool import ShellCallOutcome, ShellCommandOutput, ShellResult
 
-from lgov_core.instrumentation import Governor, arun_flow
+from lgov_core.instrumentation import Governor, arun_flow, carrying
 from lgov_core.instrumentation.live_span import covered_call, note_error
 from lgov_core.instrumentation.tool_arguments import ToolArguments
 from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading, failure_status, tool_flow
-from lgov_core.types import Kind, ToolStatus
+from lgov_core.types import Action, Kind, ToolStatus
 from lgov_openai_agents._internals import (
     Invoke,
     bind,
@@ -34,7 +35,7 @@ from lgov_openai_agents._internals import (
     observe_errors,
 )
 from lgov_openai_agents.items import result_text, text_of
-from lgov_openai_agents.runs import FunctionArguments, current_run, parent_in, tool_action
+from lgov_openai_agents.runs import CarriedToolCall, FunctionArguments, call_name, current_run, parent_in, tool_action
 
 #: The part of its timeout that a cancelled tool must have used: the SDK's clock started a little earlier.
 _NEARLY = 0.95
@@ -50,7 +51,7 @@ class Act:
 
     ``run`` gets the permitted arguments and returns the result, or an awaitable of it; ``read`` reads that; ``denied``
     makes what the SDK expects from the denial's text; ``rewritten`` puts a new text into a result. ``validated`` are the
-    arguments as the tool's schema yields them.
+    arguments as the tool's schema yields them. ``call`` is the call where it is judged already, or in a way of its own.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Act:
     denied: Callable[[str], Any] = str
     rewritten: Callable[[Any, str], Any] = lambda result, text: text
     validated: ToolArguments | None = None
+    call: GovernedToolCall | None = None
 
 
 async def govern_act(governor: Governor, act: Act) -> Any:
@@ -74,13 +76,15 @@ async def govern_act(governor: Governor, act: Act) -> Any:
     around = covered_call()
     if around is not None and around.covers(governor, act.name, act.arguments, act.call_id):
         return await awaited(act.run(act.arguments))
-    agent = getattr(act.context, "agent", None)
-    action = tool_action(governor, act.name, act.kind, act.arguments, act.context, call_id=act.call_id, agent=agent)
 
     async def call(permitted: Mapping[str, Any]) -> Any:
         return await awaited(act.run(permitted))
 
-    judged = GovernedToolCall(governor, action, parent_in(current_run(governor)), act.validated)
+    judged = act.call
+    if judged is None:
+        agent = getattr(act.context, "agent", None)
+        action = tool_action(governor, act.name, act.kind, act.arguments, act.context, call_id=act.call_id, agent=agent)
+        judged = GovernedToolCall(governor, action, parent_in(current_run(governor)), act.validated)
     governed = await arun_flow(tool_flow(judged, call, act.read))
     if governed.denial is not None:
         return act.denied(governed.denial)
@@ -99,19 +103,43 @@ async def govern_function(governor: Governor, tool: FunctionTool, invoke: Invoke
     """As `govern_act`, for a call of ``tool`` with the arguments text ``raw``. ``invoke`` notes what the tool raises."""
     began = time.monotonic()  # the SDK's clock for the tool is running
     validated = FunctionArguments(tool, raw, getattr(context, "tool_name", tool.name))
+    call_id = getattr(context, "tool_call_id", None)
+    call = carried_call(governor, tool, validated, context, call_id, raw)
+    if call is not None:
+        validated = call.validated
 
     def run(permitted: Mapping[str, Any]) -> Awaitable[Any]:
         hand_over(context, *validated.result())
         return _within_timeout(tool, invoke(context, validated.text), began)
 
-    call_id = getattr(context, "tool_call_id", None)
-    act = Act(
-        tool.qualified_name, kind_of(tool), validated.judged, call_id, context, run, _read_value, validated=validated
-    )
+    name, kind = tool.qualified_name, kind_of(tool)
+    act = Act(name, kind, validated.judged, call_id, context, run, _read_value, validated=validated, call=call)
     try:
         return await govern_act(governor, act)
     except ToolTimedOut as late:
         raise asyncio.CancelledError from late  # the SDK waits for the task it cancelled to be cancelled
+
+
+def carried_call(
+    governor: Governor, tool: FunctionTool, validated: FunctionArguments, context: Any, call_id: str | None, raw: str
+) -> CarriedToolCall | None:
+    """The call, where it was judged before it runs, or a person approved it in the paused run; None for any other."""
+    run, name = current_run(governor), call_name(call_id, tool.name, raw)
+    if run is None or not name or validated.problem is not None:
+        return None
+    if (judged := run.judged.pop(name, None)) is not None:
+        return judged
+    if not run.has_approved(name):
+        return None
+    action = _function_action(governor, tool, validated, context, call_id, getattr(context, "agent", None))
+    return CarriedToolCall(governor, action, validated, name)
+
+
+def _function_action(
+    governor: Governor, tool: FunctionTool, validated: FunctionArguments, context: Any, call_id: str | None, agent: Any
+) -> Action:
+    name, kind = tool.qualified_name, kind_of(tool)
+    return tool_action(governor, name, kind, validated.judged, context, call_id=call_id, agent=agent)
 
 
 async def _within_timeout(tool: FunctionTool, result: Awaitable[Any], began: float) -> Any:
@@ -364,6 +392,12 @@ class GovernedInvoker:
         inner = bind(self.lgov_inner, tool)
         return GovernedInvoker(tool, inner, self.lgov_acting, keeps=True) if self.lgov_keeps else inner
 
+    def prepare_arguments(self, raw: str, tool_name: str) -> Any:
+        """See the SDK's. Where only policies ask for an approval nothing is prepared: they judge what the schema yields."""
+        stored = vars(self.lgov_tool)["needs_approval"]
+        prepares = callable(getattr(stored, "lgov_inner", stored))
+        return self.lgov_inner.prepare_arguments(raw, tool_name) if prepares else None
+
     def __call__(self, context: Any, raw: str) -> Awaitable[Any]:
         """One governed call."""
         governor = self.lgov_acting()
@@ -372,6 +406,30 @@ class GovernedInvoker:
         if self.lgov_invoke is None:
             self.lgov_invoke = observe_errors(self.lgov_tool, self.lgov_inner, note_error)
         return govern_function(governor, self.lgov_tool, self.lgov_invoke, context, raw)
+
+
+def approval_first(tool: FunctionTool, inner: Any, acting: GovernorOf, agent: Any = None) -> Any:
+    """``FunctionTool.needs_approval``. Where a rule has the SDK carry its question, the policies judge the call here already.
+
+    ``agent`` is whose call it is, if not of the one that acts in the current run.
+    """
+    inner, governor = getattr(inner, "lgov_inner", inner), acting()
+    if governor is None or not any(carrying(governor.policies, tool.qualified_name)):
+        return inner
+
+    async def needs_approval(context: Any, parameters: Any, call_id: str) -> bool:
+        own = bool(await awaited(inner(context, parameters, call_id)) if callable(inner) else inner)
+        governor, name = acting(), call_name(call_id, tool.name, parameters)
+        run = None if governor is None or not name else current_run(governor)
+        if run is None:
+            return own
+        validated = FunctionArguments(tool, json.dumps(parameters, ensure_ascii=False), tool.name)
+        action = _function_action(run.governor, tool, validated, context, call_id, agent)
+        call = run.judged[name] = CarriedToolCall(run.governor, action, validated, name)
+        return call.is_asked(await arun_flow(call.judge_flow())) or own
+
+    needs_approval.lgov_inner = inner  # pyright: ignore[reportFunctionMemberAccess]
+    return needs_approval
 
 
 def is_governed(invoker: Any) -> bool:
@@ -459,7 +517,7 @@ def _by(describe: Describe) -> Callable[[Any, Any, GovernorOf], Any]:
 
 #: The fields of tools that hold callables, and what governs each.
 FIELDS: Mapping[type, Mapping[str, Callable[[Any, Any, GovernorOf], Any]]] = {
-    FunctionTool: {"on_invoke_tool": _governed_invoker},
+    FunctionTool: {"on_invoke_tool": _governed_invoker, "needs_approval": approval_first},
     CustomTool: {"on_invoke_tool": _by(_custom)},
     ShellTool: {"executor": governed_shell},
     LocalShellTool: {"executor": _by(local_shell_act)},
@@ -467,10 +525,10 @@ FIELDS: Mapping[type, Mapping[str, Callable[[Any, Any, GovernorOf], Any]]] = {
 }
 
 
-def governed_tool(tool: Any, governor: Governor) -> Any:
+def governed_tool(tool: Any, governor: Governor, agent: Any = None) -> Any:
     """A copy of ``tool`` whose calls are governed by ``governor``; a tool that runs elsewhere is returned as it is.
 
-    The calls of those (hosted tools, computers) are governed with the model's.
+    The calls of those (hosted tools, computers) are governed with the model's. ``agent`` is whose tool it is.
     """
 
     def acting() -> Governor:
@@ -482,6 +540,7 @@ def governed_tool(tool: Any, governor: Governor) -> Any:
             return tool
         copied = copy.copy(tool)
         copied.on_invoke_tool = GovernedInvoker(copied, vars(copied)["on_invoke_tool"], acting, keeps=True)
+        copied.needs_approval = approval_first(copied, vars(copied)["needs_approval"], acting, agent)
         return copied
     fields = next((fields for cls, fields in FIELDS.items() if isinstance(tool, cls)), {})
     stored = {name: vars(tool)[name] for name in fields if vars(tool).get(name) is not None}

@@ -178,8 +178,8 @@ class Governor(Observers):
         denial = fault("lgov", rule, reason) if is_fault else Decision(Effect.DENY, "lgov", rule, reason)
         return self._taken(in_scope(action, identify=self._needs_ids()), denial)
 
-    def permit_again(self, action: Action, decision: Decision) -> Decision:
-        """Takes ``decision``, which permitted this very call before, without asking a policy; on record as any decision."""
+    def take(self, action: Action, decision: Decision) -> Decision:
+        """Takes ``decision``, made about this very call before, without asking a policy; on record as any decision."""
         return self._taken(in_scope(action), decision)
 
     def _taken(self, action: Action, decision: Decision) -> Decision:

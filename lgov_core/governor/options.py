@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -13,12 +13,32 @@ from importlib.resources import files
 from typing import Any, Final, cast
 
 from lgov_core.errors import PolicyError
-from lgov_core.types import Policy
+from lgov_core.governor.patterns import matches_any
+from lgov_core.types import Decision, Effect, Policy
 
 #: In the context of an action that a set in shadow mode judges: nothing comes of it, so nobody is to be asked.
 SHADOW: Final = "lgov.shadow"
+#: In the context of a tool call whose framework can pause the run and carry a question to a person: its name for the call.
+CARRIED: Final = "lgov.carried"
 #: The rule of the decision by which people approved a call.
 APPROVED: Final = "approved"
+
+
+def carrying(policies: Iterable[Policy], tool: str | None = None) -> Iterator[Any]:
+    """The approval policies among ``policies`` and in their sets whose question a framework carries, or that about ``tool``."""
+    for policy in policies:
+        if getattr(policy.judge, "by_rules", False):
+            rules: Any = policy.in_force().rules  # pyright: ignore[reportAttributeAccessIssue]
+            yield from carrying((rule.policy for rule in rules if tool is None or matches_any(tool, rule.tools)), tool)
+        elif getattr(policy, "via", None) == "framework":
+            yield policy
+
+
+def open_question(decision: Decision) -> Any:
+    """The `OpenQuestion` that stands between a call and its permission; None where there is none, or something denies it."""
+    if decision.effect is not Effect.ESCALATE:
+        return None
+    return next((each.question for each in (decision, *decision.parts) if each.question is not None), None)
 
 
 def string_tuple(owner: str, option: str, value: object) -> tuple[str, ...]:

@@ -129,7 +129,7 @@ class Decision:
     policies of the governor that took the decision, set by it. ``fault`` is true when the act was denied because the
     judgement itself failed (a policy that raised or timed out, a record that could not be written): it says nothing about the
     agent, so it is not a violation and earns no penalty. ``approval`` is the command that answers the request for approval
-    behind the decision: for people, not for the model.
+    behind the decision: for people, not for the model. ``question`` is that request, if the framework carries it to people.
 
     Read-only by convention (freezing it would cost several times its construction): make a variant with `changed`.
     """
@@ -149,6 +149,7 @@ class Decision:
     fault: bool = False
     policy_digest: str = ""
     approval: str = ""
+    question: Any = field(default=None, repr=False, compare=False)
 
     @property
     def unenforced(self) -> Decision | None:

@@ -53,7 +53,7 @@ def test_what_was_permitted_before_is_on_record_again_without_asking_a_policy(tm
     audit = AuditLog(tmp_path / "audit.sqlite")
     subject = governor(Says(DENY), audit=audit)
     with enter_scope(RolloutScope("ro_1", 2)):
-        decision = subject.permit_again(call(q="x"), ALLOW)
+        decision = subject.take(call(q="x"), ALLOW)
     [entry] = [entry for entry in audit.entries() if entry.entry_id == decision.decision_id]
     assert (decision.effect, entry.effect, entry.rollout_id) == (Effect.ALLOW, "allow", "ro_1")
     audit.close()

@@ -10,8 +10,12 @@ from langchain.agents import create_agent
 from langchain.tools import ToolRuntime
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import HumanMessage
+from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import InjectedToolCallId, StructuredTool, Tool, tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import InjectedState, ToolNode
+from langgraph.runtime import Runtime, ServerInfo
 from pydantic import BaseModel, Field, create_model
 from scripted import ModelServer, says
 
@@ -32,6 +36,29 @@ def test_the_installed_versions_are_those_the_internals_are_for() -> None:
         **_internals.VERSIONS,
         **INSTRUMENTOR.tested,
     }
+
+
+@pytest.mark.parametrize("saver", [None, InMemorySaver()])
+def test_a_graph_with_a_checkpointer_can_be_resumed(saver: Any) -> None:
+    graph = StateGraph(MessagesState)
+    seen: list[bool] = []
+
+    def node(state: Any, config: RunnableConfig) -> dict[str, Any]:
+        seen.append(_internals.is_resumable(config))
+        return {}
+
+    graph.add_node("node", node)
+    graph.add_edge(START, "node")
+    graph.compile(checkpointer=saver).invoke({"messages": []}, {"configurable": {"thread_id": "1"}})
+    assert seen == [saver is not None]
+    assert not _internals.is_resumable({})
+
+
+def test_the_user_whom_a_server_knows_resumes_a_run() -> None:
+    user: Any = SimpleNamespace(identity="ada")
+    runtime = Runtime(server_info=ServerInfo(assistant_id="a", graph_id="g", user=user))
+    assert _internals.resumed_by(runtime) == "ada"
+    assert _internals.resumed_by(Runtime()) is None
 
 
 def test_the_options_of_a_tool_node() -> None:

@@ -11,7 +11,9 @@ import pytest
 from agents import (
     Agent,
     Model,
+    RunConfig,
     RunContextWrapper,
+    Runner,
     RunState,
     add_trace_processor,
     function_tool,
@@ -20,10 +22,12 @@ from agents import (
 from agents.mcp import MCPUtil
 from agents.tool_context import ToolContext
 from agents.tracing import get_trace_provider
+from cells import asks
 from cells_agents import MODELS, make_governor
 from mcp.types import Tool
 from pydantic import AfterValidator
 
+from lgov_core.testing import ScriptedModelServer
 from lgov_openai_agents import LgovTracingProcessor, _internals
 from lgov_openai_agents.patching import _ProbeServer
 
@@ -106,6 +110,24 @@ def test_the_agent_of_a_paused_run_is_known() -> None:
     state = RunState(context=RunContextWrapper(None), original_input="go", starting_agent=agent)
     assert _internals.paused_agent(state) is agent
     assert _internals.paused_agent("go") is None
+
+
+@pytest.mark.parametrize("answer", [None, True, False])
+def test_the_answer_in_a_paused_run_is_known(answer: bool | None) -> None:
+    @function_tool(needs_approval=True)
+    def pay() -> str:
+        """Pays."""
+        return "paid"
+
+    with ScriptedModelServer([asks(("c1", "pay", {}))]) as server:
+        agent = Agent(name="a", model=MODELS["chat"](server), tools=[pay])
+        state = Runner.run_sync(agent, "go", run_config=RunConfig(tracing_disabled=True)).to_state()
+    (item,) = state.get_interruptions()
+    if answer:
+        state.approve(item)
+    elif answer is False:
+        state.reject(item, rejection_message="not now")
+    assert _internals.approval_of(state, item) == (answer, "not now" if answer is False else "")
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -286,7 +286,7 @@ def test_a_call_that_is_paused_and_repeated_is_one_call() -> None:
     first = play.governor.decide(ask)
     play.governor.record(ToolOutcome(ask, "paused", decision=first))
     assert not play.step("pay")
-    again = play.governor.permit_again(ask, first)
+    again = play.governor.take(ask, first)
     play.governor.record(ToolOutcome(ask, "ok", result="yes", decision=again))
     assert play.step("pay")
     assert not play.step("ask"), "it was made once"
@@ -296,7 +296,7 @@ def test_a_repetition_counts_neither_as_a_call_nor_as_a_result_before_it_has_one
     play = Play(order(after={**ASK, "within": 2, "result": {"field": "text", "eq": "yes"}}))
     play.tell("ask=yes")
     other = Action(Point.PRE_TOOL_CALL, "other", rollout_id="r", operation_id="op")
-    play.governor.permit_again(other, play.governor.decide(other))
+    play.governor.take(other, play.governor.decide(other))
     again = Action(Point.PRE_TOOL_CALL, "ask", rollout_id="r", operation_id="another")
     assert play.step("pay")
     play.tell("ask=yes")

@@ -97,6 +97,7 @@ def test_what_a_decision_does_not_say() -> None:
         "fault": False,
         "policy_digest": "",
         "approval": "",
+        "question": None,
     }
     assert (decision.abort, decision.shadowed, decision.fault) == (False, False, False)
     assert all(value is False for value in (decision.abort, decision.shadowed, decision.fault))

@@ -22,11 +22,11 @@ from msgspec import Meta
 from lgov_core._util.json_text import NotCanonical, canonical_json, fingerprint
 from lgov_core.errors import PolicyError
 from lgov_core.governor.judging import caller_gone
-from lgov_core.governor.options import APPROVED, SHADOW, in_dry_run
+from lgov_core.governor.options import APPROVED, CARRIED, SHADOW, in_dry_run
 from lgov_core.governor.patterns import matches_any
 from lgov_core.places import DEFAULT_APPROVALS
 from lgov_core.policies.approvals.notices import Notice, answer_command
-from lgov_core.policies.approvals.requests import ApprovalRequest, ApprovalRequests, Inquiry
+from lgov_core.policies.approvals.requests import ApprovalRequest, ApprovalRequests, Inquiry, OpenQuestion
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.budgets.counting import NOT_MADE, Judgements, Per, count_key, decided, now_of
 from lgov_core.policies.options import Count, PolicyOptions, Positive, Text, Texts, takes
@@ -76,6 +76,7 @@ class ApprovalOptions(PolicyOptions, frozen=True):
     approvers: Count = 1
     by: Texts = ()
     teams: Annotated[Mapping[Text, Texts], Meta(description="names of people by team")] = MappingProxyType({})
+    via: Literal["lgov", "framework"] = "lgov"
 
 
 class ApprovalPolicy(BoundedPolicy):
@@ -97,6 +98,10 @@ class ApprovalPolicy(BoundedPolicy):
     have to approve, ``by`` the names of those who may answer, and of ``teams``; both take approvers with keys
     (`ApprovalRequests.add_approver`). A person cannot answer with a key for a call of their own: the ``user`` of the
     action's context, its session, or the operating system's user who runs the program.
+
+    With ``via: framework`` LangGraph and the OpenAI Agents SDK carry the question, and no call waits: the run pauses with an
+    interrupt or an interruption. An answer counts that comes back with the resumed run, and so does one that is given here.
+    Where the framework cannot carry the question, the call does what ``wait_s`` says.
 
     ``approver`` (in Python) is a function or coroutine function that gets a copy of the arguments and has ``timeout_s``
     seconds. True approves; False, anything else, an exception and a timeout deny.
@@ -130,7 +135,12 @@ class ApprovalPolicy(BoundedPolicy):
             self.requests = options.store
         else:
             self.requests = _requests(options)
-        self._question = options.question
+        self.via, self._question = options.via, options.question
+        if self.via == "framework" and (self._approver or not (self.requests.place or in_dry_run())):
+            raise PolicyError(
+                f"{self.name}: via framework asks people, who answer in a store",
+                hint="write store: .lgov/approvals.db, and no approver",
+            )
         self._answered_by = Inquiry.of_rule(
             {"name": self.name, "approvers": options.approvers, "by": options.by, "teams": options.teams}
         )
@@ -196,6 +206,7 @@ class ApprovalPolicy(BoundedPolicy):
             question=Template(self._question).safe_substitute(names)[:_SHOWN] if self._question else usual,
             user_text=str(texts[-1])[:_SHOWN] if texts else "",
             requesters=tuple(name for name in (user, action.session_id, _os_user()) if isinstance(name, str) and name),
+            carried=str(action.context[CARRIED]) if self._is_carried(action) else "",
         )
 
     def _ask_person(self, content: dict[str, Any], digest: str, action: Action) -> _Asked | None:
@@ -210,28 +221,39 @@ class ApprovalPolicy(BoundedPolicy):
         elif request.state == "approved":
             decision = self._approved(request, request.answerers, request.answered)
         elif request.state == "rejected":
-            comment = f": {request.reason}" if request.reason else ""
-            by = request.answers[-1] if request.answers else request.answered_by
-            decision = self.deny("approval-rejected", f"{by} rejected this call{comment}")
+            decision = self.rejection(request)
         else:
-            late = f"; there was no answer within {self.wait_s:g} s" if self.wait_s else ""
-            if self._patience_s() < self.wait_s:
+            is_carried = self._is_carried(action)
+            late = f"; there was no answer within {self.wait_s:g} s" if self.wait_s and not is_carried else ""
+            if late and self._patience_s(action) < self.wait_s:
                 late = "; no person can be asked here: it is answered by lgov approvals, before the next run"
             reason = f"a person has to approve this call first (request {request.request_id}){late}"
             decision = self.escalate("approval-pending", reason, Severity.MEDIUM)
+            if is_carried:
+                decision = decision.changed(question=OpenQuestion(request, self.requests))
         if self.requests.place:
             decision = decision.changed(approval=answer_command(self.requests.place, request.request_id))
         return _Asked(digest, request, decision, is_new)
 
-    def _patience_s(self) -> float:
-        """How long a call waits for its answer: not at all where no person can be asked."""
-        return self.wait_s if self._tells or _has_terminal() else 0.0
+    def rejection(self, request: ApprovalRequest) -> Decision:
+        """The denial of a call that a person rejected."""
+        comment = f": {request.reason}" if request.reason else ""
+        by = request.answers[-1] if request.answers else request.answered_by
+        return self.deny("approval-rejected", f"{by} rejected this call{comment}")
+
+    def _is_carried(self, action: Action) -> bool:
+        """Returns whether the framework carries the question about this call."""
+        return self.via == "framework" and bool(action.context.get(CARRIED))
+
+    def _patience_s(self, action: Action) -> float:
+        """How long a call waits for its answer: not at all where no person can be asked, or the framework asks."""
+        return self.wait_s if (self._tells or _has_terminal()) and not self._is_carried(action) else 0.0
 
     def _answered_request(
         self, content: dict[str, Any], digest: str, action: Action
     ) -> tuple[ApprovalRequest, bool] | None:
         """The request for this call and whether it is new, once it is answered, or after ``wait_s`` seconds."""
-        gone, end, is_new, begins = caller_gone(), time.monotonic() + self._patience_s(), False, True
+        gone, end, is_new, begins = caller_gone(), time.monotonic() + self._patience_s(action), False, True
         inquiry = self._inquiry(action)
         while True:
             waits_s = max(end - time.monotonic(), 0.0)

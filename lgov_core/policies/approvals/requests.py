@@ -84,7 +84,8 @@ class Inquiry:
 
     ``question`` is what is asked in words, ``rule`` the rule that asks, ``user_text`` the request of the program's user.
     ``requesters`` are the names of those for whom the call is made: none of them may answer with a key. ``approvers`` is how
-    many different people have to approve; ``by`` are the names of those who may answer, empty for everyone.
+    many different people have to approve; ``by`` are the names of those who may answer, empty for everyone. ``carried`` is the
+    framework's name for the call, where the framework carries the question.
     """
 
     rule: str = ""
@@ -93,6 +94,7 @@ class Inquiry:
     requesters: tuple[str, ...] = ()
     approvers: int = 1
     by: tuple[str, ...] = ()
+    carried: str = ""
 
     @classmethod
     def of_rule(cls, options: Mapping[str, Any]) -> Self:
@@ -231,6 +233,10 @@ class ApprovalRequests(SharedDatabase):
             rows = connection.execute(f"SELECT {_COLUMNS} FROM requests ORDER BY asked_at, request_id").fetchall()
         return [_request(row) for row in rows]
 
+    def carried(self, call: str) -> list[ApprovalRequest]:
+        """The newest request about the call that a framework names so, if there is one."""
+        return [request for request in self.all() if call and request.inquiry.carried == call][-1:]
+
     def approve(self, request_id: str, *, by: str) -> ApprovalRequest:
         """Approves a pending request. ``by`` is a name, or an approver's key, which has a name.
 
@@ -326,9 +332,10 @@ class ApprovalRequests(SharedDatabase):
             if request.state == "pending":
                 before = inquiry if is_new else request.inquiry
                 everyone = tuple(dict.fromkeys((*before.requesters, *inquiry.requesters)))
+                after = replace(before, requesters=everyone, carried=inquiry.carried)
                 connection.execute(
                     "UPDATE requests SET inquiry = ?, rollout_id = coalesce(rollout_id, ?) WHERE request_id = ?",
-                    (json.dumps(asdict(replace(before, requesters=everyone))), rollout_id, request.request_id),
+                    (json.dumps(asdict(after)), rollout_id, request.request_id),
                 )
                 request = _found(connection, request.request_id)
         if request.state == "pending" and not self._quiet and (is_new or (begins and waits_s > 0)):
@@ -379,6 +386,39 @@ class ApprovalRequests(SharedDatabase):
     def _change(self) -> Generator[tuple[sqlite3.Connection, float]]:
         with self.transaction() as connection:
             yield connection, now_of("approvals", self._clock)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenQuestion:
+    """The pending ``request``, for a framework that carries it to a person, and the person's answer back."""
+
+    request: ApprovalRequest
+    requests: ApprovalRequests
+
+    def as_json(self) -> dict[str, Any]:
+        """The question as a notice has it: the call, what is asked, and who may answer."""
+        return _described(self.request, self.requests.path, 0.0)
+
+    def take(self, answer: object, by: str) -> str:
+        """Puts an answer on record that came back through the framework; returns why it does not count, if it does not.
+
+        It names the ``request_id``, because a framework may bring the answer to another question, says ``approve`` or
+        ``reject`` in ``answer``, and may have ``by`` and ``reason``. ``by`` is who answers, where it does not say so.
+        """
+        fields: Mapping[str, Any] = answer if isinstance(answer, Mapping) else {}
+        request_id, by = self.request.request_id, str(fields.get("by") or by)
+        if fields.get("request_id") != request_id or fields.get("answer") not in ("approve", "reject"):
+            return f'resume with {{"request_id": "{request_id}", "answer": "approve" or "reject"}}'
+        if by.startswith(KEY_PREFIX):
+            return "a framework keeps what it carries, so a key is not for it: answer with lgov approvals"
+        try:
+            if fields["answer"] == "approve":
+                self.requests.approve(request_id, by=by)
+            else:
+                self.requests.reject(request_id, by=by, reason=str(fields.get("reason") or ""))
+        except PolicyError as error:
+            return error.message
+        return ""
 
 
 def _lapse(connection: sqlite3.Connection, now: float) -> None:
