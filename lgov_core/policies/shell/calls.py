@@ -58,6 +58,8 @@ class Call:
     #: Commands that it runs: the kind they are given as, and their words.
     commands: list[tuple[str, list[str]]] = field(default_factory=list[tuple[str, list[str]]])
     operands: list[str] = field(default_factory=list[str])
+    #: Operands that a wildcard begins, and that may become options.
+    expands: list[str] = field(default_factory=list[str])
     options: set[str] = field(default_factory=set[str])
     #: Whether an option that acts precedes one that selects the files.
     late: bool = False
@@ -119,6 +121,8 @@ class _Reader:
             if entry.sub:
                 return self.operands, [word, *words]
             self.operands.append(word)
+            if is_wild(word[:1]) and not entry.plain:
+                self.call.expands.append(word)
             if entry.first or self._ends():
                 return self.operands + words, []
         return self.operands, []

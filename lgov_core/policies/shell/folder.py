@@ -12,13 +12,14 @@ import lzma
 import os
 import posixpath
 import re
+import stat
 import tarfile
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,8 @@ def runs_nothing(folder: str) -> bool:
         if _holds_submodules(os.path.join(inner, "index")):
             return False
     except (OSError, ValueError):
+        return False
+    if os.path.lexists(os.path.join(inner, "hooks", "post-index-change")):  # which git status runs
         return False
     section = ""
     for line in lines:
@@ -161,6 +164,15 @@ class Look:
                 if effect in ("follows", "carries", "brings"):
                     self._tree(effect, name)
                     continue
+                if effect == "climbs":
+                    self._climbs(name)
+                    continue
+                if effect == "expands":
+                    if os.path.basename(name).startswith("-"):
+                        self._unclear(
+                            f"A program takes the file {shown(name)} for an option; write ./ before the wildcard."
+                        )
+                    continue
                 seen = change is not None and (once if change.source is None else not _changes(written, change.source))
                 self._at_its_place(effect, name, change if seen else None)
                 folder, last = os.path.split(name)
@@ -183,6 +195,15 @@ class Look:
             for name in islice(glob.iglob(escaped), self._left):
                 self._left -= 1
                 yield name
+
+    def _climbs(self, path: str) -> None:
+        root = max((root for root in self._roots if _holds(root, path)), key=len, default="/")
+        if os.path.realpath(path) != os.path.normpath(
+            os.path.join(os.path.realpath(root), os.path.relpath(path, root))
+        ):
+            raise ShellRefusal(
+                "shell-write", f"{path} is reached by a link, behind which .. leads elsewhere; leave .. out."
+            )
 
     def _unclear(self, reason: str) -> None:
         if not self._lenient:
@@ -276,8 +297,10 @@ class Look:
                         continue
                     if entry.is_dir(follow_symlinks=False):
                         closed.add(entry.path)
-                    elif search.reads(name) and (not below or may_be(search.path, entry.path)):
+                    elif not self._lenient and search.reads(name) and (not below or may_be(search.path, entry.path)):
                         raise _shows(search.path, entry.path)
+                    if below and entry.is_symlink() and search.effect != "moves" and may_be(search.path, entry.path):
+                        self._at_its_place(search.effect, entry.path)
         except (OSError, ValueError) as error:
             hint = "name a smaller folder, or leave some out (--exclude-dir=node_modules)"
             self._unclear(f"It is not clear what this reads: {error}; {hint}.")
@@ -290,16 +313,30 @@ class Look:
         try:
             if _changes(changed, archive):
                 raise ValueError("this text changes it")
-            for member, text in members(archive):
-                names = [name for name in member.split("/") if name not in ("", ".")][strip:]
+            links: set[str] = set()
+            for member in members(archive):
+                what = f"{archive} holds {member.name[:80]!r}"
+                names = [name for name in member.name.split("/") if name not in ("", ".")][strip:]
                 path = posixpath.join(folder, *names)
                 if os.path.realpath(path) in archives:
-                    raise ValueError(f"{member[:80]!r} would replace an archive")
-                if (reason := self._places.writes(path, None if text is None else FileChange(text))) is not None:
-                    raise ShellRefusal("shell-governs", f"{archive} holds {member[:80]!r}. {reason}")
+                    raise ValueError(f"{member.name[:80]!r} would replace an archive")
+                change = None if member.text is None else FileChange(member.text)
+                if (reason := self._places.writes(path, change)) is not None:
+                    raise ShellRefusal("shell-governs", f"{what}. {reason}")
                 if runs_others(names):
-                    reason = f"{archive} holds {member[:80]!r}, which makes other programs run it; leave it out."
-                    raise ShellRefusal("shell-write", reason)
+                    raise ShellRefusal("shell-write", f"{what}, which makes other programs run it; leave it out.")
+                if any(name.startswith("-") for name in names):
+                    raise ValueError(f"programs would take {member.name[:80]!r} for an option")
+                if not _stays_in(folder, path) or not links.isdisjoint(accumulate(names[:-1], posixpath.join)):
+                    raise ShellRefusal("shell-write", f"{what}, which a link leads elsewhere.")
+                if member.link is not None:
+                    links.add("/".join(names))
+                    target = posixpath.join(folder if member.is_hard else posixpath.dirname(path), member.link)
+                    below = os.path.relpath(target, folder)
+                    climbs = ".." in re.sub(r"^(?:\.\./)+", "", member.link).split("/")
+                    closed = self._places.writes(os.path.normpath(target)) is not None
+                    if climbs or closed or not _stays_in(folder, target) or is_secret(below):
+                        raise ShellRefusal("shell-write", f"{what}, a link that leads elsewhere or to what is closed.")
         except ValueError as error:
             self._unclear(
                 f"It is not clear what {archive} holds ({error}); unpack what is there before, in a text of its own."
@@ -317,6 +354,11 @@ def _changes(written: Collection[str], path: str) -> bool:
     return any(_holds(other, real) or (is_wild(other) and may_be(other, real)) for other in written)
 
 
+def _stays_in(folder: str, path: str) -> bool:
+    """Returns whether a path lies in ``folder`` as it is written, and as links lead now."""
+    return _holds(folder, os.path.normpath(path)) and _holds(os.path.realpath(folder), os.path.realpath(path))
+
+
 def _is_project_file(path: str) -> bool:
     return os.path.basename(os.path.realpath(path)).lower() == PROJECT_FILE
 
@@ -325,8 +367,19 @@ def _holds(folder: str, path: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def members(archive: str) -> list[tuple[str, str | None]]:
-    """The names in a tar or zip archive, each ``pyproject.toml`` with its text; none where there is no archive.
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member of an archive: with the ``text`` of a ``pyproject.toml``, and what it is a ``link`` to, if it is one."""
+
+    name: str
+    text: str | None = None
+    link: str | None = None
+    #: Whether it is another name of a file of the archive, and the link counts from the archive's top.
+    is_hard: bool = False
+
+
+def members(archive: str) -> list[Member]:
+    """The members of a tar or zip archive; none where there is no archive.
 
     Raises `ValueError` for what cannot be read in bounded time, or is no archive.
     """
@@ -343,14 +396,18 @@ def members(archive: str) -> list[tuple[str, str | None]]:
     return listed
 
 
-def _members(archive: str) -> Iterator[tuple[str, str | None]]:
+def _members(archive: str) -> Iterator[Member]:
     with open(archive, "rb") as file:
         start = file.read(2)
         zipped = zipfile.is_zipfile(file)  # which may be at the end of a tar archive
         if zipped:
             packed = zipfile.ZipFile(file)
             for entry in packed.infolist():
-                yield entry.filename, _text(entry.filename, entry.file_size, partial(packed.open, entry))
+                name, opened = entry.filename, partial(packed.open, entry)
+                if stat.S_ISLNK(entry.external_attr >> 16):
+                    yield Member(name, link=opened().read(MAX_TEXT).decode(errors="replace"))
+                else:
+                    yield Member(name, _text(name, entry.file_size, opened))
         file.seek(0)
         if start == b"PK" and zipped and not tarfile.is_tarfile(file):
             return
@@ -359,7 +416,9 @@ def _members(archive: str) -> Iterator[tuple[str, str | None]]:
         stream: Any = _Bounded(_COMPRESSED[start](file)) if compressed else file
         with tarfile.open(fileobj=stream, mode="r|" if compressed else "r:") as tar:
             for member in tar:
-                yield member.name, _text(member.name, member.size, partial(tar.extractfile, member))
+                link = member.linkname if member.issym() or member.islnk() else None
+                text = _text(member.name, member.size, partial(tar.extractfile, member)) if link is None else None
+                yield Member(member.name, text, link, member.islnk())
 
 
 def _text(name: str, size: int, opened: Callable[[], Any]) -> str | None:

@@ -135,6 +135,8 @@ class ShellRun:
                 self._walk.text(word, call.input)
             else:
                 check_word(workspace, call, kind.name, word)
+        for word in call.expands:
+            workspace.pass_on("expands", word)
         searches = any(kind.name == "searched" for kind in entry.args) and not call.words_of("searched")
         if searches and (entry.name != "rg" or stdin.source == "file"):
             check_word(workspace, call, "searched", ".")

@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import pairwise, product
 from typing import Any, Literal
 
-from lgov_core.places import FileChange, GoverningPlaces, is_harmless
+from lgov_core.places import PROJECT_FILE, FileChange, GoverningPlaces, is_harmless
 from lgov_core.policies.content.secrets import CREDENTIAL_NAMES
 from lgov_core.policies.shell.syntax import (
     ANY,
@@ -52,8 +52,9 @@ _CLIMBS, _PATHSPEC = re.compile(r"^(?:\.{1,2}/+)*\.\./+"), re.compile(r"^:\([a-z
 
 
 #: ``follows``: reads what the links in a tree lead to. ``carries``: gives a tree with its links another name. ``brings``: gives
-#: files their names in another folder, which are not written out.
-Effect = Literal["reads", "writes", "moves", "follows", "carries", "brings"]
+#: files their names in another folder, which are not written out. ``climbs``: goes to the folder above, which behind a link is
+#: another than is written. ``expands``: a wildcard that another program takes for words, options among them.
+Effect = Literal["reads", "writes", "moves", "follows", "carries", "brings", "climbs", "expands"]
 #: Rules of what cannot be judged: in a box the kernel decides.
 UNJUDGED = frozenset(
     {"shell-unknown", "shell-code", "shell-sends", "shell-unclear", "shell-unparsable", "shell-environment"}
@@ -90,8 +91,8 @@ class Search:
     #: Whether files are read that no glob matches; of these and of folders, whether hidden ones.
     others: bool = True
     hidden: bool = True
-    #: Whether what the files say is read: their names are changed or removed otherwise.
-    reads_files: bool = True
+    #: What is done to the files, or, for moves, to their names.
+    effect: Effect = "reads"
 
     def enters(self, name: str) -> bool:
         """Returns whether it looks for files in folders of this name."""
@@ -101,7 +102,7 @@ class Search:
 
     def reads(self, name: str) -> bool:
         """Returns whether it reads files of this name."""
-        if not self.reads_files:
+        if self.effect != "reads":
             return False
         selected = self._selected(name)
         return self.others and (self.hidden or name[:1] != ".") if selected is None else selected
@@ -127,6 +128,9 @@ class Workspace:
         self.state, self.budget = State(home), Budget()
         #: Files and folders that it has moved: a build does not make them again.
         self.moved: set[str] = set()
+        #: Links that it makes, and names of trees that it copies or moves: links may be in them.
+        self.links: set[str] = set()
+        self.carried: set[str] = set()
         #: Files that it reads, writes, or moves and removes: what is found there is looked up at each decision.
         #: With how often it does so.
         self.effects: dict[tuple[Effect, str], int] = {}
@@ -182,8 +186,15 @@ class Workspace:
             self._touch("reads", path)
 
     def pass_on(self, effect: Effect, word: str) -> None:
-        """Notes that a tree is followed or carried elsewhere, for which its links are looked up."""
+        """Notes that a tree is followed or carried elsewhere, for which its links are looked up.
+
+        A link that this text makes must not be carried: it may lead elsewhere from another place.
+        """
         for path in self._paths(word):
+            if effect == "carries" and any(_inside(link, path) or may_be(path, link) for link in self.links):
+                raise ShellRefusal(
+                    "shell-write", f"{shown(word)} is or holds a link that this text makes; leave it there."
+                )
             self._touch(effect, path)
 
     def search(self, word: str, **selection: Any) -> None:
@@ -208,10 +219,24 @@ class Workspace:
         if word == UNKNOWN:
             return
         self.mention(word)
-        for piece in {word, *_PATHS_IN.split(word), re.sub(r"^-\w", "", word)} - {PIPE}:
+        for piece in {word, *_PATHS_IN.split(word), re.sub(r"^-\w", "", word)} - {PIPE, ""}:
             leads = piece.startswith(("/", HOME)) or ".." in piece.split("/")
             if leads and not globs("system").match(os.path.normpath(piece)):
                 self.inside(piece)
+            if UNKNOWN not in piece and "\n" not in piece and posixpath.basename(piece) != PROJECT_FILE:
+                self._leave_alone(piece)
+
+    def _leave_alone(self, word: str) -> None:
+        """Refuses a word by which a program may get at what governs, or at what other programs run."""
+        for path in self._paths(word):
+            if (not is_wild(path) and self.grants.places.writes(path)) or (is_wild(path) and self._may_govern(path)):
+                raise ShellRefusal(
+                    "shell-governs", f"{shown(word)} is or may be what decides how this program is governed."
+                )
+            if self._is_ours(path) and runs_others(self._relative(path).split("/")):
+                raise ShellRefusal(
+                    "shell-write", f"{shown(word)} is or may be a file that makes other programs run it."
+                )
 
     def inside(self, word: str) -> None:
         """Refuses what may lie outside of the project and the writable folders."""
@@ -232,6 +257,8 @@ class Workspace:
         self.makes_spaces |= SPLIT.search(word) is not None
         for path in paths:
             self.budget.spend(20 + len(path) // 8)
+            if posixpath.basename(path).startswith("-") and not removed:
+                raise unclear(f"Programs would take a file {shown(word)} for an option; name it otherwise.")
             if not any(_inside(path, root) for root in self.writable):
                 raise ShellRefusal("shell-write", f"{shown(word)} lies outside of {', '.join(self.writable)}.")
             below = self._relative(path).split("/")
@@ -259,7 +286,7 @@ class Workspace:
         """Notes an effect, for which links and what governs are looked up."""
         path = path.removesuffix(BELOW) if self.exact else path
         if BELOW in path.removesuffix(BELOW):
-            search = Search(path, split=not self.exact, hidden=LISTED not in path, reads_files=effect == "reads")
+            search = Search(path, split=not self.exact, hidden=LISTED not in path, effect=effect)
             self.searches[search] = None
         key = effect, path.replace(HOME, os.path.expanduser("~"), 1) if path.startswith(HOME) else path
         self.effects[key] = self.effects.get(key, 0) + 1 + self.repeats
@@ -299,11 +326,13 @@ class Workspace:
         self.write(word, may_be_secret=True, change=change)
         if moved:
             self.moved.update(self._paths(word))
+        self.carried.update({*self._paths(word)}.difference(self._roots()))
         for source in sources:
             if is_wild(source):
                 self.pass_on("brings", source)
             name = source.rpartition("/")[2]
             into = f"{word}/{STAR if name in ('', '.', '..') else name.replace(BELOW, '')}"
+            self.carried.update(path for path in self._paths(into) if not is_wild(path))
             self.write(into, may_be_secret=True, change=change)
 
     def link(self, word: str, link: str | None) -> None:
@@ -313,6 +342,9 @@ class Workspace:
         self.write(word)
         if ".." in word.split("/") and "/" in (link or ""):
             raise unclear(f"It is not clear where a link to {shown(word)} leads; write its target from the root.")
+        name = word.rstrip("/").rpartition("/")[2]
+        for made in [name] if link is None else [link, f"{link}/{name}"]:
+            self.links.update(self._paths(made))
         if any(_inside(root, path) for path in self._paths(word) for root in self._roots()):
             raise ShellRefusal(
                 "shell-write", f"A link to {shown(word)} would give the files of this folder other names."
@@ -416,7 +448,25 @@ class Workspace:
             raise unclear("It is not clear which file this is; write its name out.")
         if ".." in re.split(f"[{STAR}{BELOW}]", word, maxsplit=1)[-1] and is_wild(word):
             raise unclear("A wildcard followed by .. may lead anywhere; write the name out.")
-        return list({os.path.normpath(os.path.join(folder, word)).replace("//", "/") for folder in folders})
+        whole = [os.path.join(folder, word).replace("//", "/") for folder in folders]
+        if ".." in word.split("/"):
+            for path in whole:
+                self._climb(path)
+        return list({os.path.normpath(path) for path in whole})
+
+    def _climb(self, path: str) -> None:
+        """Notes the folders behind which a path goes up: behind a link it would get elsewhere than is written."""
+        names_of_path = path.split("/")
+        for at, name in enumerate(names_of_path):
+            below = os.path.normpath("/".join(names_of_path[:at]) or "/")
+            if name != ".." or below == "/":
+                continue
+            made = (*self.links, *self.carried, *(folder for _, folder, _ in self.unpacked))
+            if any(_inside(below, link) for link in made):
+                raise unclear(
+                    f"Behind what this text makes or unpacks, {shown(path)} may lead elsewhere; write it without .."
+                )
+            self._touch("climbs", below)
 
     def _roots(self) -> tuple[str, ...]:
         return (*self.writable, self.home, *self.state.folders)
