@@ -156,7 +156,7 @@ def _named_places(
         for names, files in ((kind.obeyed, obeyed), (kind.kept, kept)):
             for value in (folder_joined(folder, options.get(name)) for name in names):
                 listed: Sequence[Any] = value if isinstance(value, list) else [value]
-                files += [os.path.abspath(file) for file in listed if isinstance(file, str)]
+                files += [os.path.abspath(file) for file in listed if isinstance(file, str) and "://" not in file]
     return GoverningPlaces.at(obeyed, kept)
 
 

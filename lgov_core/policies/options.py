@@ -134,10 +134,10 @@ def options_kind(factory: Any) -> type[PolicyOptions] | None:
 
 
 def folder_joined(folder: str | os.PathLike[str] | None, value: Any) -> Any:
-    """``value``, a path or a list of them, with ``folder`` before those that are relative."""
+    """``value``, a path or a list of them, with ``folder`` before those that are relative; an address stays as it is."""
     if isinstance(value, list | tuple):
         return [folder_joined(folder, item) for item in cast("Sequence[Any]", value)]
-    relative = isinstance(value, str) and value and not value.startswith("~")
+    relative = isinstance(value, str) and value and not value.startswith("~") and "://" not in value
     return os.path.join(folder, value) if folder is not None and relative else value
 
 

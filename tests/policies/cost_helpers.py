@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
 from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.types import Action, Decision, Effect, Point
+
+
+@functools.cache
+def _database() -> str:
+    from tests.postgres_server import shared_server
+
+    return shared_server().new_database()
+
+
+def server_address() -> str:
+    """The address of a database without budgets on a PostgreSQL server."""
+    from tests.postgres_server import shared_server
+
+    shared_server().execute("DROP SCHEMA IF EXISTS lgov_budgets CASCADE", database=_database())
+    return shared_server().url(_database())
+
 
 PRICES = {"gpt-x": {"input": 1.0, "output": 10.0}}
 MESSAGES = [{"role": "user", "content": "How many people work here?"}]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +13,6 @@ from lgov_core.policies import (
     CostControlPolicy,
 )
 from lgov_core.types import Action, Decision, Effect, Point
-
-
-@pytest.fixture(params=["memory", "file"])
-def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    return None if request.param == "memory" else tmp_path / "budgets.sqlite"
-
 
 # ---------------------------------------------------------------------- money and tokens
 

@@ -8,12 +8,14 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from click.testing import CliRunner
-from cost_helpers import BOUND, PRICES, after, before, governor, refused, tool
+from cost_helpers import BOUND, PRICES, after, before, governor, refused, server_address, tool
 
 from lgov_core.commands import cli
 from lgov_core.errors import PolicyError, PolicyFileError
@@ -26,15 +28,11 @@ from lgov_core.policies import (
     ToolPolicy,
     dry_run,
     load_policies,
+    load_policy_file,
 )
+from lgov_core.policies.loader import named_places
 from lgov_core.scope import RolloutScope
 from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome
-
-
-@pytest.fixture(params=["memory", "file"])
-def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    return None if request.param == "memory" else tmp_path / "budgets.sqlite"
-
 
 # ---------------------------------------------------------------------- under a governor
 
@@ -220,8 +218,9 @@ def _spend(path: str, number: int, results: Any) -> None:
     results.put(allowed)
 
 
-def test_processes_share_one_budget(tmp_path: Path) -> None:
-    path = str(tmp_path / "budgets.sqlite")
+@pytest.mark.parametrize("ledger", ["file", "server"], indirect=True)
+def test_processes_share_one_budget(ledger: Any) -> None:
+    path = str(ledger)
     spawn = multiprocessing.get_context("spawn")
     results = spawn.Queue()
     workers = [spawn.Process(target=_spend, args=(path, number, results)) for number in range(4)]
@@ -244,8 +243,9 @@ def test_processes_share_one_budget(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
-def test_a_forked_child_spends_from_the_same_file(tmp_path: Path) -> None:
-    policy = CostControlPolicy(max_calls=3, per="global", ledger=tmp_path / "budgets.sqlite")
+@pytest.mark.parametrize("ledger", ["file", "server"], indirect=True)
+def test_a_forked_child_spends_from_the_same_ledger(ledger: Any) -> None:
+    policy = CostControlPolicy(max_calls=3, per="global", ledger=ledger)
     assert policy.judge(tool()) is None
     child = os.fork()
     if child == 0:
@@ -253,6 +253,119 @@ def test_a_forked_child_spends_from_the_same_file(tmp_path: Path) -> None:
     assert os.waitpid(child, 0)[1] == 0
     assert policy.judge(tool()) is None
     assert refused(policy.judge(tool())) == "call-budget"
+
+
+def _race(address: str, budgets: int, results: Any) -> None:
+    """Two policies of one name, on two connections, in two threads that run at the same budgets."""
+    allowed: list[int] = []
+
+    def work(policy: CostControlPolicy, number: int) -> None:
+        for budget in range(budgets):
+            if policy.judge(tool(f"op_{os.getpid()}_{number}_{budget}", rollout=f"ro_{budget}")) is None:
+                allowed.append(budget)
+
+    policies = [CostControlPolicy(max_calls=3, ledger=address) for _ in range(2)]
+    threads = [threading.Thread(target=work, args=(policy, number)) for number, policy in enumerate(policies)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    results.put(allowed)
+
+
+def test_eight_processes_with_two_connections_each_share_budgets_exactly() -> None:
+    address = server_address()
+    CostControlPolicy(max_calls=3, ledger=address)
+    spawn = multiprocessing.get_context("spawn")
+    results = spawn.Queue()
+    workers = [spawn.Process(target=_race, args=(address, 10, results)) for _ in range(8)]
+    for worker in workers:
+        worker.start()
+    allowed = [budget for _ in workers for budget in results.get(timeout=240)]
+    for worker in workers:
+        worker.join()
+    assert sorted(allowed) == sorted([*range(10)] * 3)
+    policy = CostControlPolicy(max_calls=3, ledger=address)
+    assert [policy.spent(f"ro_{budget}").reserved_calls for budget in range(10)] == [3] * 10
+
+
+def test_a_server_that_was_away_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    from tests.postgres_server import PostgresServer
+
+    server = PostgresServer()
+    try:
+        policy = CostControlPolicy(max_calls=3, per="global", ledger=server.url("postgres"))
+        assert policy.judge(tool("op_1")) is None
+        server.kill()
+        decision = policy.judge(tool("op_2"))
+        assert refused(decision) == "cost-ledger"
+        assert decision is not None
+        assert str(server.folder) not in decision.reason, "an agent learns nothing of the server"
+        assert str(server.folder) in str([vars(record) for record in caplog.records]), "the log has the cause"
+        server.start()
+        assert policy.judge(tool("op_3")) is None
+        server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+        assert policy.judge(tool("op_4")) is None, "a connection that was lost is made anew"
+        assert policy.spent().reserved_calls == 3
+        assert refused(policy.judge(tool("op_5"))) == "call-budget"
+    finally:
+        server.close()
+
+
+def test_an_address_with_a_password_or_that_cannot_be_read_is_refused_and_not_shown() -> None:
+    for address in ("postgresql://u:hunter2@h/d", "postgresql://u:hun@ter2@h/d", "postgresql://h/d?password=hunter2"):
+        with pytest.raises(PolicyError, match="PGPASSWORD") as caught:
+            CostControlPolicy(max_calls=1, ledger=address)
+        assert "ter2" not in str(caught.value)
+    with pytest.raises(PolicyError, match=r"budget ledger postgresql://127\.0\.0\.1:9/d"):
+        CostControlPolicy(max_calls=1, ledger="postgresql://127.0.0.1:9/d")
+
+
+# ---------------------------------------------------------------------- by day
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kathmandu"])
+def test_a_limit_by_day_begins_anew_at_midnight_of_its_zone(ledger: Any, zone: str) -> None:
+    midnight = datetime(2026, 3, 1, tzinfo=ZoneInfo(zone)).timestamp()
+    now = [midnight - 1]
+    policy = CostControlPolicy(max_calls=2, per="agent", day=zone, ledger=ledger, clock=lambda: now[0])
+    call = [tool(f"op_{number}", agent="desk") for number in range(6)]
+    assert [policy.judge(call[0]), policy.judge(call[1])] == [None, None]
+    denied = policy.judge(call[2])
+    assert refused(denied) == "call-budget"
+    assert denied is not None
+    assert f"this agent for this day ({zone}) does not reach" in denied.reason
+    now[0] = midnight + 1
+    assert policy.spent("desk").reserved_calls == 0
+    # What began yesterday is booked there.
+    policy.observe(ToolOutcome(call[0], "ok"))
+    assert [policy.judge(call[3]), policy.judge(call[4])] == [None, None]
+    assert refused(policy.judge(call[5])) == "call-budget"
+    assert (policy.spent("desk").reserved_calls, policy.spent().reserved_calls, policy.spent().calls) == (2, 3, 1)
+    now[0] = midnight - 1
+    assert policy.spent("desk").calls == 1
+    policy.reset("desk")
+    assert policy.judge(tool("op_9", agent="desk")) is None
+
+
+def test_days_that_are_over_make_room_in_memory() -> None:
+    now = [0.0]
+    policy = CostControlPolicy(max_calls=1, per="agent", day="UTC", max_budgets=2, clock=lambda: now[0])
+    for day in range(5):
+        now[0] = day * 86_400.0
+        for agent in ("a", "b"):
+            action = tool(f"op_{day}_{agent}", agent=agent)
+            assert policy.judge(action) is None
+            policy.observe(ToolOutcome(action, "ok"))
+        assert refused(policy.judge(tool("op_c", agent="c"))) == "cost-budgets"
+
+
+def test_a_zone_that_is_none_and_another_day_are_refused() -> None:
+    with pytest.raises(PolicyError, match=r"no time zone 'Mars/Olympus'.*Europe/Berlin"):
+        CostControlPolicy(max_calls=1, day="Mars/Olympus")
+    old, new = CostControlPolicy(max_calls=1), CostControlPolicy(max_calls=1, day="UTC")
+    with pytest.raises(PolicyError, match="not counted per rollout and day in UTC"):
+        new.continue_from(old)
 
 
 # ---------------------------------------------------------------------- from a file, and mistakes
@@ -274,6 +387,15 @@ def test_from_a_policy_file(tmp_path: Path) -> None:
     assert set(budget.on) >= {Point.PRE_MODEL_CALL, Point.POST_MODEL_CALL, Point.PRE_TOOL_CALL}
     assert subject.bounded
     assert not load_policies(document(max_calls=1, ledger=str(tmp_path / "b.sqlite"))).bounded
+
+
+def test_from_a_policy_file_with_an_address(tmp_path: Path) -> None:
+    address = server_address()
+    (tmp_path / "policy.yaml").write_text(json.dumps(document(max_calls=1, per="global", ledger=address)))
+    first, second = (load_policy_file(tmp_path / "policy.yaml") for _ in range(2))
+    assert first.judge(tool("op_1")).effect is Effect.ALLOW
+    assert second.judge(tool("op_2")).blocks
+    assert not [place for place in named_places(tmp_path / "policy.yaml").kept if "postgres" in place]
 
 
 def test_a_dry_run_spends_nothing_that_is_shared(tmp_path: Path) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
+from zoneinfo import ZoneInfo
 
 from lgov_core.errors import PolicyError
 from lgov_core.governor.options import in_dry_run
@@ -33,14 +37,12 @@ from lgov_core.policies.budgets.ledger import (
     ModelPrice,
     Price,
     find,
-    most_input_tokens,
-    most_output_tokens,
     price_of,
-    tokens_used,
 )
 from lgov_core.policies.options import Count, PolicyOptions, Positive, Text, takes
 from lgov_core.types import Action, Decision, Effect, ModelCallFailed, Point, ToolOutcome
 
+_LOG = logging.getLogger("lgov.policies")
 #: Kept with a judgement for which something was set aside.
 _RESERVED: Final = "reserved"
 
@@ -75,6 +77,7 @@ class CostOptions(PolicyOptions, frozen=True):
     max_output_tokens: Count = 4096
     bytes_per_token: Positive = 1.0
     ledger: str | os.PathLike[str] | None = None
+    day: Text | None = None
     max_budgets: Count = 100_000
     clock: Callable[[], float] | None = None
     name: Text = "CostControlPolicy"
@@ -97,9 +100,13 @@ class CostControlPolicy(BoundedPolicy):
     without a price is denied when there is a ``max_cost_usd``, unless ``unknown_model_price`` is given. ``tool_costs``
     maps tool names or globs to dollars a call; other tools cost nothing.
 
-    ``ledger`` is the path of a SQLite file (made when missing) that several processes spend from; policies of the same
+    With ``day``, the name of a time zone (``UTC``, ``Europe/Berlin``), the limits are those of each calendar day there: a
+    call counts on the day on which it begins.
+
+    ``ledger`` is the path of a SQLite file (made when missing) that several processes spend from, or the address
+    ``postgresql://user@host/database`` of a database that several machines spend from; policies of the same
     name share what is in it. Without it the budgets are in the memory of this process, ``max_budgets`` of them: see
-    `Ledger` for what happens beyond. ``clock`` gives seconds (monotonic; wall time with a file, which outlives it).
+    `Ledger` for what happens beyond. ``clock`` gives seconds (monotonic; wall time with a ledger, which outlives it, or a day).
 
     A limit is not a permission: within its budget the policy has no opinion. May be called from several threads at once.
     Fails closed. Raises `PolicyError` when made with something that has no meaning.
@@ -131,7 +138,8 @@ class CostControlPolicy(BoundedPolicy):
         in_memory = options.ledger is None or in_dry_run()
         path = None if in_memory or options.ledger is None else os.fspath(options.ledger)
         self._ledger = Ledger(path, self.name, max_budgets=options.max_budgets)
-        self._clock = options.clock or (time.monotonic if in_memory else time.time)
+        self.day, self._zone, self._today = options.day, _zone(self.name, options.day), ""
+        self._clock = options.clock or (time.monotonic if in_memory and self._zone is None else time.time)
         # A file may have to be waited for, so the governor watches the time.
         self.bounded = in_memory
         self._judgements = Judgements()
@@ -183,13 +191,14 @@ class CostControlPolicy(BoundedPolicy):
 
     def _reserve(self, action: Action, amount: Amount) -> Decision | None:
         again = self._judgements.note(action) is _RESERVED
-        key = count_key(action, self.per)
+        key = self._key(count_key(action, self.per))
         try:
             short = self._ledger.reserve(
                 key, action.operation_id, amount, self.limits, now_of(self.name, self._clock), again=again
             )
         except PolicyError as error:
-            return self.deny("cost-ledger", f"The budget cannot be read, so nothing may be spent: {error.message}")
+            _LOG.error("budget ledger failed", extra={"lgov_fields": {"policy": self.name, "cause": error.message}})
+            return self.deny("cost-ledger", "The budget cannot be read, so nothing may be spent; its log has the cause")
         if short is not None:
             return self._refuse(action, amount, *short)
         self._judgements.begin(action, _RESERVED)
@@ -198,19 +207,29 @@ class CostControlPolicy(BoundedPolicy):
     def _settle(self, action: Action, actual: Amount | None) -> Decision | None:
         if not self._judgements.begin(action):
             return None
-        key, now = count_key(action, self.per), now_of(self.name, self._clock)
+        key, now = self._key(count_key(action, self.per)), now_of(self.name, self._clock)
         try:
             if action.operation_id is not None:
                 self._ledger.settle(key, action.operation_id, actual, now)
             elif actual is not None and not self._asked_before_models:
                 # The policy is not asked before calls, so nothing was set aside for this one.
                 self._ledger.settle(key, f"unasked {id(action)} {now}", actual, now)
-        except PolicyError as error:
+        except PolicyError:
             # The call is over, and what was set aside for it stays spent: nothing gets cheaper by this.
             return Decision(
-                Effect.WARN, self.name, "cost-ledger", f"What the call used is not booked: {error.message}."
+                Effect.WARN, self.name, "cost-ledger", "What the call used is not booked: the budget cannot be read."
             )
         return None
+
+    def _key(self, name: str) -> str:
+        """The budget called ``name``: with ``day`` the one of today."""
+        if self._zone is None:
+            return name
+        today = datetime.fromtimestamp(now_of(self.name, self._clock), self._zone).date().isoformat()
+        if today > self._today:
+            self._today = today
+            self._ledger.ended_before(today)
+        return f"{today} {name}"
 
     # ------------------------------------------------------------------ refusing
 
@@ -221,6 +240,7 @@ class CostControlPolicy(BoundedPolicy):
         else:
             common = count_key(action, self.per) == COMMON
             whose = f"all actions without a {self.per}" if common else f"this {self.per}"
+        whose += "" if self.day is None else f" for this day ({self.day})"
         match lack:
             case "seconds":
                 spent_time = f"The time of {whose} is up: {balance.elapsed_s:.1f} of {limits.seconds:g} s"
@@ -250,7 +270,7 @@ class CostControlPolicy(BoundedPolicy):
                     self._ledger.release(operation)
                 else:
                     self._ledger.settle(
-                        count_key(event.action, self.per), operation, None, now_of(self.name, self._clock)
+                        self._key(count_key(event.action, self.per)), operation, None, now_of(self.name, self._clock)
                     )
             return
         if isinstance(event, ModelCallFailed):
@@ -268,7 +288,7 @@ class CostControlPolicy(BoundedPolicy):
             if reserved and decision.blocks and action.operation_id is not None:
                 self._ledger.release(action.operation_id)
         elif action.point is Point.AGENT_SHUTDOWN and self.per in ("rollout", "attempt"):
-            self._ledger.ended(count_key(action, self.per))
+            self._ledger.ended(self._key(count_key(action, self.per)))
 
     def release(self, operation_id: str) -> None:
         """Gives back what was set aside for a call that, as the caller knows, was never made and never charged."""
@@ -279,9 +299,9 @@ class CostControlPolicy(BoundedPolicy):
 
         Raises `PolicyError` when what was spent cannot be taken over.
         """
-        if not isinstance(previous, CostControlPolicy) or previous.per != self.per:
+        if not isinstance(previous, CostControlPolicy) or (previous.per, previous.day) != (self.per, self.day):
             raise PolicyError(
-                f"{self.name}: what was spent was not counted per {self.per}",
+                f"{self.name}: what was spent was not counted per {self.per}{f' and day in {self.day}' if self.day else ''}",
                 hint="give the rule another name to begin anew",
             )
         if previous._ledger.path is not None:
@@ -298,10 +318,12 @@ class CostControlPolicy(BoundedPolicy):
     def spent(self, scope_id: str | None = None) -> Spent:
         """Returns the amounts spent by the rollout (or session, or agent) ``scope_id``, or by all of them together.
 
-        The budget of actions without an id is called ``""``; that of an attempt ``ROLLOUT/1``. All figures are of one
+        The budget of actions without an id is called ``""``; that of an attempt ``ROLLOUT/1``. With ``day`` a budget is that of
+        today, and all are those of all days. All figures are of one
         moment. Callable from any thread. Raises `PolicyError` when the ledger file cannot be read.
         """
-        balance = self._ledger.balance(scope_id, now_of(self.name, self._clock))
+        key = None if scope_id is None else self._key(scope_id)
+        balance = self._ledger.balance(key, now_of(self.name, self._clock))
         spent, reserved = balance.spent, balance.reserved
         return Spent(
             spent.nano_usd / NANO, spent.tokens, spent.calls,
@@ -313,7 +335,72 @@ class CostControlPolicy(BoundedPolicy):
 
         What calls under way use is spent from the new budget when they say so.
         """
-        self._ledger.reset(scope_id)
+        self._ledger.reset(None if scope_id is None else self._key(scope_id))
+
+
+#: Where adapters and endpoints write how long a reply may be, and how many replies are asked for.
+_MOST: Final = ("max_output_tokens", "max_completion_tokens", "max_tokens", "max_new_tokens")
+_REPLIES: Final = ("n", "best_of")
+_OPTIONS: Final = ("options", "settings", "model_settings", "sampling")
+#: More tokens than this are not a count of anything.
+_ABSURD: Final = 2**40
+
+
+def most_input_tokens(arguments: Mapping[str, Any], bytes_per_token: float) -> int:
+    """An upper bound for the tokens of a prompt: the bytes of everything in it as JSON, ``bytes_per_token`` to a token.
+
+    No byte-level tokenizer makes more than one token of a byte. Raises `ValueError` or `RecursionError` for what has no
+    JSON form.
+    """
+    text = json.dumps(
+        _with_text_keys(arguments),
+        ensure_ascii=False,
+        default=lambda value: _with_text_keys(value) if isinstance(value, Mapping) else repr(value),
+    )
+    return math.ceil(len(text.encode("utf-8", "surrogatepass")) / bytes_per_token)
+
+
+def most_output_tokens(arguments: Mapping[str, Any], otherwise: int) -> int:
+    """The most tokens that the reply may have: what the call itself says, or ``otherwise``; times the replies asked for."""
+    places = [arguments, *(arguments[name] for name in _OPTIONS if isinstance(arguments.get(name), Mapping))]
+    limits = [count for holder in places for name in _MOST if (count := _limit(holder.get(name))) is not None]
+    replies = [count for holder in places for name in _REPLIES if (count := _limit(holder.get(name))) is not None]
+    return max(limits, default=otherwise) * max(replies, default=1)
+
+
+def tokens_used(arguments: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The tokens of prompt and reply that a finished call says it used; None when it does not say anything usable.
+
+    A call that says it used nothing at all says nothing usable: every prompt has a token.
+    """
+    usage = arguments.get("usage")
+    if not isinstance(usage, Mapping):
+        return None
+    read, written = usage.get("input_tokens"), usage.get("output_tokens")
+    if type(read) is not int or type(written) is not int:
+        return None
+    return (read, written) if min(read, written) >= 0 and 0 < read + written < _ABSURD else None
+
+
+def _limit(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        return None
+    return math.ceil(min(value, _ABSURD))  # a limit beyond all measure is not a small one
+
+
+def _with_text_keys(value: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(key): item for key, item in value.items()}
+
+
+def _zone(name: str, day: str | None) -> tzinfo | None:
+    """The time zone that an option names."""
+    if day in (None, "UTC"):
+        return day and UTC
+    try:
+        return ZoneInfo(day)
+    except (LookupError, ValueError, OSError) as error:
+        hint = "write a name such as UTC or Europe/Berlin; without the system's tzdata: pip install tzdata"
+        raise PolicyError(f"{name}: there is no time zone {day!r}", hint=hint) from error
 
 
 def _figures(total: float, limit: float, needed: float, unit: str) -> str:

@@ -1,11 +1,12 @@
-"""The ledger of budgets, in a SQLite file that processes share or in memory; amounts, limits, token counts and prices.
+"""The ledger of budgets: in memory, in a SQLite file that processes share, or in PostgreSQL, which machines share.
+
+Beside it are amounts, limits and prices.
 
 The user says what models and tools cost. lgov ships no prices: they change, and a wrong one is worse than none.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sqlite3
@@ -22,6 +23,7 @@ from msgspec import Meta
 from lgov_core._util.sqlite_file import FileKind, describe, file_identity, open_sqlite, require_same_file
 from lgov_core.errors import PolicyError
 from lgov_core.policies.budgets.counting import SharedState
+from lgov_core.settings import without_password
 
 #: One US dollar. Money is counted in whole billionths of one, so that sums are exact.
 NANO: Final = 1_000_000_000
@@ -80,60 +82,6 @@ class Balance:
         return self.spent + self.reserved
 
 
-#: Where adapters and endpoints write how long a reply may be, and how many replies are asked for.
-_MOST: Final = ("max_output_tokens", "max_completion_tokens", "max_tokens", "max_new_tokens")
-_REPLIES: Final = ("n", "best_of")
-_OPTIONS: Final = ("options", "settings", "model_settings", "sampling")
-#: More tokens than this are not a count of anything.
-_ABSURD: Final = 2**40
-
-
-def most_input_tokens(arguments: Mapping[str, Any], bytes_per_token: float) -> int:
-    """An upper bound for the tokens of a prompt: the bytes of everything in it as JSON, ``bytes_per_token`` to a token.
-
-    No byte-level tokenizer makes more than one token of a byte. Raises `ValueError` or `RecursionError` for what has no
-    JSON form.
-    """
-    text = json.dumps(
-        _with_text_keys(arguments),
-        ensure_ascii=False,
-        default=lambda value: _with_text_keys(value) if isinstance(value, Mapping) else repr(value),
-    )
-    return math.ceil(len(text.encode("utf-8", "surrogatepass")) / bytes_per_token)
-
-
-def most_output_tokens(arguments: Mapping[str, Any], otherwise: int) -> int:
-    """The most tokens that the reply may have: what the call itself says, or ``otherwise``; times the replies asked for."""
-    places = [arguments, *(arguments[name] for name in _OPTIONS if isinstance(arguments.get(name), Mapping))]
-    limits = [count for holder in places for name in _MOST if (count := _count(holder.get(name))) is not None]
-    replies = [count for holder in places for name in _REPLIES if (count := _count(holder.get(name))) is not None]
-    return max(limits, default=otherwise) * max(replies, default=1)
-
-
-def tokens_used(arguments: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The tokens of prompt and reply that a finished call says it used; None when it does not say anything usable.
-
-    A call that says it used nothing at all says nothing usable: every prompt has a token.
-    """
-    usage = arguments.get("usage")
-    if not isinstance(usage, Mapping):
-        return None
-    read, written = usage.get("input_tokens"), usage.get("output_tokens")
-    if type(read) is not int or type(written) is not int:
-        return None
-    return (read, written) if min(read, written) >= 0 and 0 < read + written < _ABSURD else None
-
-
-def _count(value: object) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        return None
-    return math.ceil(min(value, _ABSURD))  # a limit beyond all measure is not a small one
-
-
-def _with_text_keys(value: Mapping[Any, Any]) -> dict[str, Any]:
-    return {str(key): item for key, item in value.items()}
-
-
 _PRICE: Final = "{input: 2.5, output: 10}: US dollars for a million tokens"
 _MILLION = 1_000_000
 #: What a call or a million tokens cost.
@@ -179,19 +127,108 @@ def find(table: Mapping[str, Any], name: str) -> Any:
 BUSY_TIMEOUT_S: Final = 1.5
 
 
+class _ServerConnection:
+    """A connection to PostgreSQL that takes the statements of a SQLite file of ``kind``, whose tables are made when missing.
+
+    One transaction at a time is open among those with the same ``lock``, so that each sees what those before it did. Raises
+    ``kind.error``, after which it is closed.
+    """
+
+    def __init__(self, kind: FileKind, address: str, lock: str) -> None:
+        printed = without_password(address)
+        self._kind, self._name = kind, f"{kind.what} {printed}"
+        hint = "write postgresql://user@host/database, and keep the password in PGPASSWORD or ~/.pgpass"
+        if printed.endswith("://...") or ":...@" in printed or "password=" in address:
+            raise kind.error(f"the address of the {kind.what} cannot be read, or holds a password", hint=hint)
+        try:
+            import psycopg
+            from psycopg import sql
+        except ImportError as error:
+            raise kind.error(f"{self._name} needs psycopg: {error}", hint="pip install 'lgov[postgres]'") from error
+        self._error = psycopg.Error
+        locked = sql.SQL(
+            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SELECT pg_advisory_xact_lock(hashtextextended({}, 0))"
+        )
+        self._begin = locked.format(f"{kind.what} {lock}")
+        self._connection: Any = None
+        limit = f"{BUSY_TIMEOUT_S * 1000:.0f}"
+        try:
+            self._connection = psycopg.connect(address, autocommit=True, connect_timeout=2, application_name="lgov")
+            for setting in (f"lock_timeout = {limit}", f"statement_timeout = {limit}", *_SETTINGS):
+                self.execute(f"SET {setting}")
+            tables = [statement.partition("(")[0].split()[2] for statement in kind.schema]
+            if self.execute("SELECT to_regclass(?)", (f"{_SCHEMA}.{tables[-1]}",)).fetchone() == (None,):
+                self.execute(locked.format(_SCHEMA))
+                self.execute(f"CREATE SCHEMA IF NOT EXISTS {_SCHEMA}")
+                for statement in kind.schema:
+                    for theirs, ours in _TYPES.items():
+                        statement = statement.replace(theirs, ours)
+                    self.execute(statement)
+                self.execute("COMMIT")
+        except psycopg.Error as error:
+            raise self._failure(error) from error
+
+    def execute(self, statement: Any, values: Sequence[Any] = ()) -> Any:
+        """Runs a statement, and returns its cursor."""
+        if isinstance(statement, str):
+            statement = {"BEGIN IMMEDIATE": self._begin}.get(statement, statement.replace("?", "%s").encode())
+        try:
+            return self._connection.execute(statement, values or None)
+        except self._error as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: Exception) -> Exception:
+        self.close()
+        hint = "see whether the server runs, and whether this user may make a schema there"
+        return self._kind.error(f"{self._name}: {' '.join(str(error).split())}", hint=hint)
+
+    @property
+    def in_transaction(self) -> bool:
+        return not self._connection.closed and self._connection.info.transaction_status != 0
+
+    @property
+    def closed(self) -> bool:
+        return self._connection.closed
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+
+_SCHEMA: Final = "lgov_budgets"
+#: A commit counts once it is on the disk; the transaction of a process that was stopped holds up the others for so long.
+_SETTINGS: Final = (
+    f"search_path = {_SCHEMA}",
+    "synchronous_commit = on",
+    "idle_in_transaction_session_timeout = 5000",
+)
+#: The SQLSTATEs of a server that others keep busy.
+_BUSY: Final = ("55P03", "57014")
+_TYPES: Final = {
+    "CREATE TABLE": "CREATE TABLE IF NOT EXISTS",
+    "INTEGER": "bigint",
+    "REAL": "double precision",
+    "WITHOUT ROWID": "",
+}
+
+
 class SharedDatabase(SharedState):
     """A database of ``kind`` in the file at ``path``, which is made (mode 0600) when it is missing, or in memory.
 
-    Each change is one transaction. Waits `BUSY_TIMEOUT_S` for other threads and processes at most. May be used from
-    several threads at once, and after a fork: a child opens the file anew, or goes on with a copy of the memory. Raises
-    the kind's error when the file cannot be used.
+    An address ``postgresql://...`` is a server, where transactions with one ``lock`` follow on each other. Each change is one
+    transaction. Waits `BUSY_TIMEOUT_S` for other threads and processes at most. May be used from several threads at once,
+    and after a fork: a child opens the file anew, or goes on with a copy of the memory. Raises the kind's error when the
+    file cannot be used.
     """
 
-    def __init__(self, kind: FileKind, path: str | os.PathLike[str] | None, *, more: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, kind: FileKind, path: str | os.PathLike[str] | None, *, more: tuple[str, ...] = (), lock: str = ""
+    ) -> None:
         self.path = None if path is None else Path(path)
-        self._kind = kind
+        self._address = path if isinstance(path, str) and path.startswith(("postgresql://", "postgres://")) else None
+        self._kind, self._lock_name = kind, lock
         self._identity: tuple[int, int] | None = None
-        self._connection: sqlite3.Connection | None = None
+        self._connection: Any = None
         self._memory_schema = (*kind.schema, *more)
         self._open()
         super().__init__()
@@ -204,12 +241,11 @@ class SharedDatabase(SharedState):
     @contextmanager
     def transaction(self) -> Generator[sqlite3.Connection]:
         """A connection within a transaction, committed at the end of the block and rolled back by an exception."""
-        name = self.path or Path(":memory:")
+        name = self._address or self.path or Path(":memory:")
         if not self._lock.acquire(timeout=BUSY_TIMEOUT_S):
             raise self._kind.error(f"{self._kind.what} {name}: other threads held it for {BUSY_TIMEOUT_S:g} s")
         try:
-            connection = self._open()
-            connection.execute("BEGIN IMMEDIATE")
+            connection = self._begun()
             try:
                 yield connection
                 connection.execute("COMMIT")
@@ -224,7 +260,25 @@ class SharedDatabase(SharedState):
         finally:
             self._lock.release()
 
+    def _begun(self) -> sqlite3.Connection:
+        """A connection in a new transaction. One to a server that was lost is replaced: nothing was done on it yet."""
+        had_one = self._connection is not None
+        try:
+            connection = self._open()
+            connection.execute("BEGIN IMMEDIATE")
+        except self._kind.error as error:
+            if self._address is None or not had_one or getattr(error.__cause__, "sqlstate", None) in _BUSY:
+                raise
+            connection = self._open()
+            connection.execute("BEGIN IMMEDIATE")
+        return connection
+
     def _open(self) -> sqlite3.Connection:
+        if self._address is not None:
+            if self._connection is None or self._connection.closed:
+                self._connection = None
+                self._connection = _ServerConnection(self._kind, self._address, self._lock_name)
+            return self._connection
         if self.path is None:
             if self._connection is None:
                 self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
@@ -287,18 +341,19 @@ _IN_MEMORY: Final = ("CREATE TABLE ended (key TEXT UNIQUE)", "CREATE TABLE dropp
 
 
 class Ledger(SharedDatabase):
-    """The budgets of the policy called ``owner``, in the file at ``path`` or, without one, in memory.
+    """The budgets of the policy called ``owner``, in the file or on the server at ``path`` or, without one, in memory.
 
-    Any number of processes, and of policies with different names, may use one file. What a process that died had set aside
-    stays set aside, since it is unknown whether it was spent, until `reset`. In memory there are ``max_budgets`` at most.
-    When they are used up, those that have ended are dropped, oldest first; one that comes back after that is refused,
-    because what it had spent is not known any more, and so is a new one when none has ended. See `SharedDatabase`.
+    Any number of processes, and of policies with different names, may use one file or database. What a process that died
+    had set aside stays set aside, since it is unknown whether it was spent, until `reset`. In memory there are
+    ``max_budgets`` at most. When they are used up, those that have ended are dropped, oldest first; one that comes back
+    after that is refused, because what it had spent is not known any more, and so is a new one when none has ended. See
+    `SharedDatabase`.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, owner: str, *, max_budgets: int = 100_000) -> None:
         self.owner = owner
         self.max_budgets = max_budgets
-        super().__init__(LEDGER, path, more=_IN_MEMORY)
+        super().__init__(LEDGER, path, more=_IN_MEMORY, lock=owner)
 
     def reserve(
         self, key: str, operation: str | None, amount: Amount, limits: BudgetLimits, now: float, *, again: bool = False
@@ -374,6 +429,12 @@ class Ledger(SharedDatabase):
             with self.transaction() as connection:
                 connection.execute("INSERT OR REPLACE INTO ended SELECT key FROM budgets WHERE key = ?", (key,))
 
+    def ended_before(self, day: str) -> None:
+        """As `ended`, for the budgets of the days before ``day``, with which their keys begin."""
+        if self.path is None:
+            with self.transaction() as connection:
+                connection.execute("INSERT OR IGNORE INTO ended SELECT key FROM budgets WHERE key < ?", (day,))
+
     # ------------------------------------------------------------------ within a transaction
 
     def _open_budget(self, connection: sqlite3.Connection, key: str) -> Lack | None:
@@ -401,7 +462,7 @@ class Ledger(SharedDatabase):
     def _balance(self, connection: sqlite3.Connection, key: str, now: float) -> Balance:
         connection.execute(
             f"INSERT INTO budgets (owner, key, {_COLUMNS}) VALUES (?, ?, 0, 0, 0, 0, 0, 0, ?, ?)"
-            " ON CONFLICT DO UPDATE SET until = max(until, excluded.until)",
+            " ON CONFLICT (owner, key) DO UPDATE SET until = excluded.until WHERE budgets.until < excluded.until",
             (self.owner, key, now, now),
         )
         row = connection.execute(
