@@ -343,8 +343,8 @@ class Workspace:
         if ".." in word.split("/") and "/" in (link or ""):
             raise unclear(f"It is not clear where a link to {shown(word)} leads; write its target from the root.")
         name = word.rstrip("/").rpartition("/")[2]
-        for made in [name] if link is None else [link, f"{link}/{name}"]:
-            self.links.update(self._paths(made))
+        for created in [name] if link is None else [link, f"{link}/{name}"]:
+            self.links.update(self._paths(created))
         if any(_inside(root, path) for path in self._paths(word) for root in self._roots()):
             raise ShellRefusal(
                 "shell-write", f"A link to {shown(word)} would give the files of this folder other names."
@@ -461,8 +461,8 @@ class Workspace:
             below = os.path.normpath("/".join(names_of_path[:at]) or "/")
             if name != ".." or below == "/":
                 continue
-            made = (*self.links, *self.carried, *(folder for _, folder, _ in self.unpacked))
-            if any(_inside(below, link) for link in made):
+            links = (*self.links, *self.carried, *(folder for _, folder, _ in self.unpacked))
+            if any(_inside(below, link) for link in links):
                 raise unclear(
                     f"Behind what this text makes or unpacks, {shown(path)} may lead elsewhere; write it without .."
                 )
