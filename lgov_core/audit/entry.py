@@ -73,6 +73,7 @@ def _part(decision: Decision) -> dict[str, Any]:
         "severity": decision.severity,
         "shadowed": decision.shadowed,
         **({"fault": True} if decision.fault else {}),
+        **({"sources": decision.sources} if decision.sources else {}),
     }
 
 

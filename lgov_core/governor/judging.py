@@ -206,6 +206,8 @@ def _walk(
         if decision is not None:
             answers.append((rule, decision))
             action = fold(action, decision)
+            if decision.sources and any(later.condition is not None for later in rules):
+                action = action.changed(context={**action.context, "sources": decision.sources})
     return answers, action
 
 

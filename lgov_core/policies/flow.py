@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -15,54 +14,52 @@ from msgspec import Meta
 from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import PolicyError
 from lgov_core.governor.patterns import matches_any, surely_matches
+from lgov_core.places import DEFAULT_APPROVALS
+from lgov_core.policies.approvals.policy import ApprovalPolicy
+from lgov_core.policies.approvals.requests import Inquiry
 from lgov_core.policies.base import BoundedPolicy, Unclear
 from lgov_core.policies.content.text_views import INVISIBLE
+from lgov_core.policies.conversation import (
+    MAX_TEXT,
+    MAX_VALUE,
+    Conversations,
+    KnownText,
+    KnownTexts,
+    UsedValue,
+    system_texts,
+    user_texts_of,
+)
 from lgov_core.policies.network.addresses import (
     KINDS,
     MAX_NAME,
     Address,
     AddressKind,
-    account_form,
     addresses,
     covers,
-    leaves_of,
     loose_words,
     page_of,
     strings_in,
     words_of,
 )
 from lgov_core.policies.options import Count, Names, PolicyOptions, Text, Texts, YesOrNo, takes
-from lgov_core.scope import current_scope
 from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome
 
-#: Characters of one argument in which addresses are looked for, and of one text that is looked into; a longer result is opaque.
-MAX_TEXT: Final = 200_000
-#: Addresses that are remembered of one text.
-MAX_ADDRESSES: Final = 2_000
-#: Characters of one text of the user's in which words are looked for.
-MAX_WORDS: Final = 20_000
-#: Texts of the user's, and results, that are remembered of one conversation, and characters of either.
-MAX_TEXTS: Final = 512
-MAX_KEPT: Final = 400_000
-#: Characters of results that are remembered of all conversations, and conversations that are known to be forgotten.
-MAX_ALL: Final = 4_000_000
-MAX_FORGOTTEN: Final = 65_536
-#: Characters of a value that is looked for within a text: a shorter one is in any. A longer one is free text.
-MIN_VALUE: Final = 4
-MAX_VALUE: Final = 80
 _OF_TOOLS: Final = ("trusted", "untrusted", "fields")
-_ROLES: Final = ("system", "developer")
-#: Words in a row that show that a text was copied out of another.
-_RUN: Final = 4
-#: What a text that may hold any value is looked up by.
-_ANYTHING: Final = ""
-_MAY_HOLD_AN_ADDRESS: Final = re.compile(r"[@./:\\]|\d\d")
+#: What stands for a text where no text has a value.
+_BY_MODEL: Final = ("the model",)
+_OF_MODELS: Final = frozenset({"*", "model"})
+_NUMBER: Final = re.compile(r"[\d.,+-]+")
 
 ValueKind = Literal[AddressKind, "number", "name", "text"]
 Confidentiality = Literal["public", "personal", "secret"]
 _LEVELS: Final[tuple[Confidentiality, ...]] = ("public", "personal", "secret")
 #: The classes of texts in ``allow`` and ``deny``; everything else there names tools, and fields of their results.
 CLASSES: Final = frozenset({"user", "system", "trusted", "untrusted", "fields", "pointed", "model", "*"})
+_ALLOWED: Final = ("user", "system", "trusted")
+#: Texts that a decision names of one argument, the arguments that it names, and characters of their names.
+_MOST, _MOST_ARGUMENTS, _MOST_NAME = 4, 64, 200
+#: Names of arguments of which it is remembered what is allowed for them.
+_MAX_ARGUMENTS: Final = 1_000
 
 
 class Returns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,18 +70,10 @@ class Returns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _UNKNOWN: Final = Returns()
-_SOURCES: Final = Meta(description=f"names of tools, TOOL:FIELD, or: {', '.join(sorted(CLASSES))}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """A value of an argument: the address that it is, or its words, and these as they are looked for in results."""
-
-    argument: str
-    kind: str
-    form: Address | str
-    loose: str = ""
-    text: str = ""
+_SOURCES: Final = Meta(
+    description=f"names of tools, TOOL:FIELD, or: {', '.join(sorted(CLASSES))}; or a mapping from arguments to such"
+)
+_VALUES: Final = Meta(description="a list of globs for addresses, or a mapping from arguments to such lists")
 
 
 class ValueSource(NamedTuple):
@@ -96,148 +85,73 @@ class ValueSource(NamedTuple):
     pointed: bool
 
 
-@dataclass(slots=True, eq=False)
-class _Text:
-    """A text of a conversation. ``origin`` is ``user``, ``system``, or the name of a tool.
-
-    ``fields`` has by value the fields of a result that are this value and nothing more. ``tainted`` is the answer of an agent
-    that read something untrusted, ``opaque`` is too long to look into. ``endorsed`` has by tool and argument what was taken
-    from it because the user pointed at it.
-    """
-
-    origin: str
-    words: str = ""
-    loose: str = ""
-    vocabulary: frozenset[str] = frozenset()
-    addresses: frozenset[Address] = frozenset()
-    fields: Mapping[Address | str, Iterable[str]] = field(default_factory=dict[Address | str, Iterable[str]])
-    is_users: bool = False
-    pointed: bool = False
-    tainted: bool = False
-    opaque: bool = False
-    size: int = 0
-    endorsed: dict[tuple[str, str], frozenset[Address | str]] = field(
-        default_factory=dict[tuple[str, str], frozenset["Address | str"]]
-    )
-
-    @classmethod
-    def of_user(cls, text: str, origin: str = "user") -> _Text:
-        words, named = words_of(text[:MAX_WORDS]), addresses(text[:MAX_TEXT])[:MAX_ADDRESSES]
-        return cls(origin, words, loose_words(words), addresses=frozenset(named), is_users=True, size=len(words))
-
-    @classmethod
-    def of_result(cls, origin: str, text: str, *, pointed: bool, tainted: bool) -> _Text:
-        if len(text) > MAX_TEXT:
-            return cls(origin, tainted=tainted, opaque=True)
-        named: set[Address] = set()
-        fields: dict[Address | str, dict[str, None]] = {}
-        leaves = list(leaves_of(text))
-        for name, leaf in leaves:
-            within = addresses(leaf, name or "phone account") if _MAY_HOLD_AN_ADDRESS.search(leaf) else []
-            named.update(within[: MAX_ADDRESSES - len(named)])
-            if not name or len(leaf) > MAX_VALUE:
-                continue
-            fields.setdefault(words_of(leaf), {})[name] = None
-            if len(within) == 1 and (len(leaf.split()) == 1 or account_form(leaf) == within[0].form):
-                fields.setdefault(within[0], {})[name] = None
-        loose = loose_words("\n".join(leaf for _, leaf in leaves))
-        index = frozenset(loose.split()), frozenset(named), fields
-        return cls(origin, "", loose, *index, pointed=pointed, tainted=tainted, size=len(loose))
-
-    def holds(self, value: _Value) -> bool:
-        """Returns whether the value is in the text: for an address of the user's also when it is covered by one there."""
-        form = value.form
-        if isinstance(form, str):
-            if self.is_users:
-                return bool(form.strip()) and form in self.words
-            first = value.loose.split(maxsplit=1)[:1]
-            is_inside = len(value.loose) - 2 >= MIN_VALUE and first[0] in self.vocabulary and value.loose in self.loose
-            return self.opaque or is_inside
-        if form in self.addresses or (self.is_users and any(covers(address, form) for address in self.addresses)):
-            return True
-        # A file named as it is: without a folder, or with blanks in its name.
-        is_name = self.is_users and form.kind == "path" and ("/" not in form.form or " " in form.form)
-        return is_name and bool(words := words_of(form.form).strip()) and f" {words} " in self.words
-
-    def keys(self) -> Iterator[Address | str]:
-        """Yields the keys of the text in an index: its words, its addresses and the values of its fields, each once."""
-        yield from (_ANYTHING,) if self.opaque else self.vocabulary
-        yield from self.addresses
-        yield from (form for form in self.fields if form not in self.addresses)
-
-    def alone(self, form: Address | str) -> bool:
-        """Returns whether an address is the only one of its kind here, so that who points at the text means this one.
-
-        Another reading of the same characters is no other: of an account its digits, of a path the name in it.
-        """
-        others = [] if isinstance(form, str) else [other.form for other in self.addresses if other.kind == form.kind]
-        return isinstance(form, str) or all(other in form.form or form.form in other for other in others)
-
-    def shares(self, words: Sequence[str], user_texts: Sequence[_Text]) -> bool:
-        """Returns whether ``words`` have a number, a code or some words in a row of the text, and of none of ``user_texts``."""
-        for at, word in enumerate(words):
-            if word not in self.vocabulary:
-                continue
-            row = f" {' '.join(words[at : at + _RUN])} "
-            is_code = len(word) >= MIN_VALUE and any(map(str.isdigit, word))
-            is_copied = len(words) - at >= _RUN and row in self.loose
-            copies = [f" {word} "] * is_code + [row] * is_copied
-            if any(all(copy not in text.loose for text in user_texts) for copy in copies):
-                return True
-        return self.opaque
-
-
-_Key: TypeAlias = tuple[str, str]
-
-
-class _Memory:
-    """The texts of one conversation. ``lost``: some were forgotten, and nobody knows what was in them."""
-
-    def __init__(self, key: _Key, *, lost: bool) -> None:
-        self.key, self.lost = key, lost
-        self.user_texts: dict[Any, _Text] = {}
-        self.results: dict[Any, _Text] = {}
-        #: The results by what they are looked up by.
-        self.index: dict[Address | str, list[_Text]] = {}
-        #: Characters of the results.
-        self.size = 0
-
-    def add(self, mark: Any, text: _Text) -> None:
-        kept = self.user_texts if text.is_users else self.results
-        if mark in kept:
-            return
-        kept[mark] = text
-        for key in () if text.is_users else text.keys():
-            self.index.setdefault(key, []).append(text)
-        while len(kept) > MAX_TEXTS or (len(kept) > 1 and sum(text.size for text in kept.values()) > MAX_KEPT):
-            dropped = kept.pop(next(iter(kept)))
-            self.lost = self.lost or not dropped.is_users
-            for key in () if dropped.is_users else dropped.keys():
-                self.index[key].remove(dropped)
-                if not self.index[key]:
-                    del self.index[key]
-        self.size = sum(text.size for text in self.results.values())
-
-    def results_with(self, value: _Value) -> Iterator[_Text]:
-        """The results that may have a value."""
-        yield from self.index.get(value.form, ())
-        by_word = [self.index.get(word, ()) for word in value.loose.split()]
-        yield from min(by_word, key=len, default=())
-        yield from self.index.get(_ANYTHING, ())
-
-
 class FlowOptions(PolicyOptions, frozen=True, kw_only=True):
     """The options of a `FlowPolicy`."""
 
+    kept = ("store",)
+    paths = ("store",)
+
     argument: Names = "*"
     kinds: Sequence[ValueKind] = (*KINDS, "number", "name")
-    allow: Annotated[Names, _SOURCES] = ("user", "system", "trusted")
-    deny: Annotated[Names, _SOURCES] = "untrusted"
+    allow: Annotated[Names | Mapping[Text, Names], _SOURCES] = _ALLOWED
+    deny: Annotated[Names | Mapping[Text, Names], _SOURCES] = "untrusted"
     tools: Mapping[Text, Returns] | None = None
-    values: Texts = ()
+    values: Annotated[Texts | Mapping[Text, Texts], _VALUES] = ()
     discloses: Confidentiality = "secret"
+    otherwise: Literal["deny", "approve"] = "deny"
+    wait_s: Annotated[float, Meta(ge=0, le=1e15, description="a number, 0 or more")] = 0.0
+    store: Text | None = None
     conversations: Count = 1_000
     name: Text = "flow"
+
+
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """What ``allow`` or ``deny`` names: classes of texts, and globs for tools and fields."""
+
+    entries: tuple[str, ...]
+    classes: frozenset[str]
+    globs: tuple[str, ...]
+
+    @classmethod
+    def of(cls, entries: str | Sequence[str]) -> _Sources:
+        entries = _listed(entries)
+        return cls(entries, CLASSES.intersection(entries), tuple(each for each in entries if each not in CLASSES))
+
+    def name(self, label: str, origin: str) -> bool:
+        """Returns whether a text of this label and origin is among them."""
+        if label in self.classes or "*" in self.classes:
+            return True
+        return bool(self.globs) and label in _OF_TOOLS and surely_matches(origin, self.globs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What is allowed and denied for one argument; ``globs`` and ``named`` are for addresses from anywhere."""
+
+    allow: _Sources
+    deny: _Sources
+    globs: tuple[str, ...]
+    named: frozenset[Address]
+
+    def trust(self, value: UsedValue) -> bool:
+        """Returns whether a value may come from anywhere."""
+        address = value.form
+        if isinstance(address, str):
+            return value.kind == "value" and bool(surely_matches(value.text.casefold(), self.globs))
+        form = address.form.casefold()
+        if address.kind == "url":  # the host and the path are matched each on its own: a path may hold any host's name
+            host, _, path = page_of(address).casefold().partition("/")
+            for glob in self.globs:
+                host_glob, slash, path_glob = glob.removeprefix("https://").removeprefix("http://").partition("/")
+                if "@" not in glob and fnmatchcase(host, host_glob) and (not slash or fnmatchcase(path, path_glob)):
+                    return True
+        elif address.kind == "email" and re.search(r"@.*@|[%!|].*@", form):  # which may lead by another host
+            return False
+        elif surely_matches(form, tuple(glob for glob in self.globs if ("@" in glob) == (address.kind == "email"))):
+            return True
+        bare = address if address.kind != "url" else Address("url", page_of(address))
+        return any(covers(named, variant) for named in self.named for variant in (address, bare))
 
 
 class FlowPolicy(BoundedPolicy):
@@ -255,8 +169,13 @@ class FlowPolicy(BoundedPolicy):
     ``allow`` and ``deny`` name labels, tools (globs) and: ``TOOL:FIELD``, a field of a result in JSON that is this value and
     nothing more; ``fields``, any such; ``pointed``, a result for which the call had an argument that the user named, like a
     file: an address only if no other of its kind is there, and only what was taken from there first, by argument of a
-    tool; ``model``, what no text has. ``values`` are globs for addresses from anywhere. ``discloses`` is the most confidential
-    result of which a number, a code or four words in a row may be in an argument, unless the user wrote them.
+    tool; ``model``, what no text has. ``values`` are globs for addresses from anywhere. Each of the three may be a mapping
+    from arguments (globs) to such lists, of which the first that fits counts; other arguments have the default.
+    ``discloses`` is the most confidential result of which a number, a code or four words in a row may be in an argument,
+    unless the user wrote them.
+
+    With ``otherwise: approve`` a person is asked instead (see `ApprovalPolicy`, which has ``wait_s`` and ``store``): an
+    approval is for this call with these values, once, and names where they come from.
 
     Compared are addresses by what they name, and words without case and punctuation. A value of less than four characters
     is not looked for within results. What the model computes or puts in other words is not recognised. A result of
@@ -272,36 +191,45 @@ class FlowPolicy(BoundedPolicy):
     slug: ClassVar[str] = "flow"
     messages: bool = True
     whole: Sequence[str] = ()
+    #: Whether sets and governors ask it after all others, which is where a person may be asked.
+    deferred: bool = False
+    timeout_s: float | None = None
 
     @takes(FlowOptions)
     def __init__(self, options: FlowOptions) -> None:
         self._set_up(options)
         if not self.arguments:
             raise PolicyError(f"{self.name}: argument is empty", hint='write the name of an argument, or "*"')
+        if options.otherwise == "deny" and (options.store or options.wait_s):
+            raise PolicyError(
+                f"{self.name}: nobody is asked", hint="add otherwise: approve, or leave store and wait_s out"
+            )
 
     def _set_up(self, options: FlowOptions) -> None:
         self.name, self.tools = options.name, dict(options.tools or {})
         self.arguments, self.kinds = _listed(options.argument), frozenset[str](options.kinds)
-        self.allowed, self.denied = _listed(options.allow), _listed(options.deny)
-        self._trusted = tuple(glob.casefold() for glob in options.values)
-        plain = [entry for entry in self._trusted if not set(entry) & set("*?[")]
-        self._named = frozenset(address for entry in plain for address in addresses(entry))
+        self._options, self._terms = options, BoundedDict[str, _Terms](_MAX_ARGUMENTS)
+        self._only_terms: _Terms | None = None
+        varied = any(isinstance(option, Mapping) for option in (options.allow, options.deny, options.values))
+        self._only_terms = None if varied else self._terms_of("")
         self.limit = _LEVELS.index(options.discloses)
-        self._memories: BoundedDict[_Key, _Memory] = BoundedDict(options.conversations)
-        self._forgotten: BoundedDict[_Key, bool] = BoundedDict(MAX_FORGOTTEN)
-        self._lock = threading.Lock()
+        self._texts = Conversations(options.conversations)
+        self._asks = _Asks(self, options) if options.otherwise == "approve" else None
+        if self._asks is not None:
+            self.bounded, self.deferred, self.timeout_s = False, True, self._asks.timeout_s
 
     def judge(self, action: Action) -> Decision | None:
         """Takes note of texts; gives the verdict on tool calls."""
         if action.point is Point.PRE_TOOL_CALL:
-            return self._on_tool_call(action)
+            decision, may_ask = self.verdict(action)
+            return self._asks.judge(action) if may_ask and decision.blocks and self._asks is not None else decision
         if action.point is Point.INPUT:
             if action.text and action.parent_id is None and action.source in (None, "user", "system"):
-                self._note_said(action, [action.text])
+                self._texts.note_said(action, [action.text])
         elif action.point is Point.PRE_MODEL_CALL:
-            self._note_said(action, _user_texts(action))
+            self._texts.note_said(action, user_texts_of(action))
             if self.messages:
-                self._note_said(action, _system_texts(action.arguments.get("messages")), "system")
+                self._texts.note_said(action, system_texts(action.arguments.get("messages")), "system")
         elif action.point is Point.POST_TOOL_CALL and action.text:
             self._note_result(action, action.text)
         return None
@@ -310,79 +238,44 @@ class FlowPolicy(BoundedPolicy):
         """Takes note of the result of a call, where no adapter shows it to `judge`."""
         if isinstance(event, ToolOutcome) and event.result and Point.POST_TOOL_CALL in self.listens_at:
             self._note_result(event.action, event.result)
-
-    # ------------------------------------------------------------------ what is remembered
-
-    def _note_said(self, action: Action, texts: Iterable[str], origin: str = "user") -> None:
-        for text in texts:
-            self._note(action, (origin, hash(text)), lambda _, text=text: _Text.of_user(text, origin))
+        if self._asks is not None:
+            self._asks.observe(event)
 
     def _note_result(self, action: Action, text: str) -> None:
-        values = self._values(action)
-        used = [value for value in values if isinstance(value.form, Address) or len(value.loose) - 2 >= MIN_VALUE]
-
-        def text_of(memories: Sequence[_Memory]) -> _Text:
-            user_texts = [_Text.of_user(text) for text in _user_texts(action)]
-            user_texts += [text for memory in memories for text in memory.user_texts.values() if text.origin == "user"]
-            pointed = any(text.holds(value) for value in used for text in user_texts)
-            results = (text for memory in memories for text in memory.results.values())
-            tainted = action.kind in ("agent", "handoff") and not all(map(self._is_trusted, results))
-            return _Text.of_result(action.name, text, pointed=pointed, tainted=tainted)
-
-        self._note(action, (action.name, hash(text), hash(tuple(value.form for value in used))), text_of)
-
-    def _note(self, action: Action, mark: Any, make: Callable[[Sequence[_Memory]], _Text]) -> None:
-        with self._lock:
-            memories = [self._memory(key) for key in _keys(action)]
-            if not memories or all(mark in memory.user_texts or mark in memory.results for memory in memories):
-                return
-            text = make(memories)
-            for memory in memories:
-                memory.add(mark, text)
-            while not text.is_users and sum(memory.size for memory in self._memories.values()) > MAX_ALL:
-                self._forget(self._memories.values()[0])
-
-    def _memory(self, key: _Key) -> _Memory:
-        """The memory of a conversation, as the one used last."""
-        memory = self._memories.get(key) or _Memory(key, lost=key in self._forgotten)
-        if (dropped := self._memories.put(key, memory)) is not None:
-            self._forget(dropped)
-        return memory
-
-    def _forget(self, memory: _Memory) -> None:
-        self._memories.pop(memory.key)
-        if memory.results or memory.lost:
-            self._forgotten.put(memory.key, True)
+        used = [value for value in self._values(action) if value.is_sought]
+        self._texts.note_result(action, text, used, self._is_trusted)
 
     def continue_from(self, previous: object) -> None:
         """Goes on with the texts that ``previous`` remembers, which this one replaces."""
         if isinstance(previous, FlowPolicy):
-            self._memories, self._forgotten = previous._memories, previous._forgotten
+            self._texts = previous._texts
+            if self._asks is not None and previous._asks is not None:
+                self._asks.continue_from(previous._asks)
 
-    # ------------------------------------------------------------------ the verdict
+    # ------------------------------------------------------------------ the values of a call
 
-    def _values(self, action: Action, *, judged: bool = False) -> Iterator[_Value]:
+    def _values(self, action: Action, *, judged: bool = False) -> Iterator[UsedValue]:
         """The values in the arguments, for the verdict (``judged``) only of those that it is about.
 
         Raises `Unclear` there for what cannot be looked at.
         """
         try:
             for name, text in strings_in(action.arguments):
-                strict = judged and matches_any(name, self.whole)
+                strict = judged and bool(self.whole) and matches_any(name, self.whole)
                 if strict:
-                    yield _Value(name, "value", words_of(text), text=text)
-                if judged and not matches_any(name, self.arguments):
+                    yield UsedValue(name, "value", words_of(text), text=text)
+                if judged and self.arguments != ("*",) and not matches_any(name, self.arguments):
                     continue
                 if len(text) > MAX_TEXT:
                     raise Unclear(f"{self.slug}-unscanned", f"{_place(name)} is longer than {MAX_TEXT} characters.")
-                named = addresses(text, name)
-                values = [_Value(name, address.kind, address) for address in named]
-                if not named and text.strip():
-                    kind = "number" if re.fullmatch(r"[\d.,+-]+", text) else "name"
-                    kind = kind if len(text) <= MAX_VALUE else "text"
-                    values = [_Value(name, kind, words_of(text), loose_words(text))]
-                values = [value for value in values if value.kind in self.kinds or not judged]
-                if judged and (values or strict) and INVISIBLE.search(text):
+                values = [UsedValue(name, address.kind, address) for address in addresses(text, name)]
+                if not values and text.strip():
+                    kind = "text" if len(text) > MAX_VALUE else "number" if _NUMBER.fullmatch(text) else "name"
+                    if kind in self.kinds or not judged:
+                        values = [UsedValue(name, kind, words_of(text), loose_words(text))]
+                if judged:
+                    values = [value for value in values if value.kind in self.kinds]
+                if judged and (values or strict) and not text.isascii() and INVISIBLE.search(text):
                     reason = f"{_place(name)} hides characters in an address. Write it plainly."
                     raise Unclear(f"{self.slug}-hidden", reason)
                 yield from values
@@ -392,152 +285,148 @@ class FlowPolicy(BoundedPolicy):
             if judged:
                 raise
 
-    def _on_tool_call(self, action: Action) -> Decision:
+    def sources(self, action: Action) -> list[ValueSource]:
+        """The texts that each judged value of a call is in."""
+        with self._texts.lock:
+            known = self._texts.known_to(action)
+            sources: list[ValueSource] = []
+            for value in self._values(action):
+                found = self._sources(value, known)
+                names = tuple(dict.fromkeys(origin for _, origin, _ in found))
+                pointed = any(label == "pointed" for label, *_ in found)
+                sources.append(ValueSource(value.argument, value.form, names, pointed))
+        return sources
+
+    def _sources(self, value: UsedValue, known: KnownTexts) -> list[tuple[str, str, KnownText]]:
+        """The labels under which texts have a value, each with the name of the text or field, and the text."""
+        sources: list[tuple[str, str, KnownText]] = []
+        for text in known.which_may_have(value):
+            origin, fields = text.origin, text.fields.get(value.form, ())
+            if not fields and not text.holds(value):
+                continue
+            if text.is_users:
+                sources.append((origin, origin, text))
+                continue
+            origin = origin.replace(":", " ")
+            sources += [("fields", f"{origin}:{name}", text) for name in fields]
+            sources.append(("trusted" if self.tools and self._is_trusted(text) else "untrusted", origin, text))
+            if text.pointed and not text.opaque and text.alone(value.form):
+                sources.append(("pointed", origin, text))
+        return sources
+
+    def _is_trusted(self, text: KnownText) -> bool:
+        return not (text.opaque or text.tainted) and all(label.returns == "trusted" for label in self._labels(text))
+
+    def _labels(self, text: KnownText) -> list[Returns]:
+        by_name = self.tools.get(text.origin)
+        globs = () if by_name is not None else self.tools.items()
+        labels = [label for glob, label in globs if matches_any(text.origin, (glob,))]
+        return [by_name] if by_name is not None else labels or [_UNKNOWN]
+
+    def _terms_of(self, argument: str) -> _Terms:
+        """What is allowed and denied for an argument."""
+        terms = self._terms.get(argument)
+        if terms is None:
+            listed = self._options
+            globs = tuple(glob.casefold() for glob in _for(argument, listed.values, ()))
+            plain = [glob for glob in globs if not set(glob) & set("*?[")]
+            named = frozenset(address for glob in plain for address in addresses(glob))
+            allow, deny = _for(argument, listed.allow, _ALLOWED), _for(argument, listed.deny, ("untrusted",))
+            terms = _Terms(_Sources.of(allow), _Sources.of(deny), globs, named)
+            self._terms.put(argument, terms)
+        return terms
+
+    # ------------------------------------------------------------------ the verdict
+
+    def verdict(self, action: Action) -> tuple[Decision, bool]:
+        """The verdict on a call, and whether a person may be asked about it."""
         try:
             values = list(self._values(action, judged=True))
         except Unclear as error:
-            return self.deny(error.rule, error.reason)
+            return self.deny(error.rule, error.reason), False
         if not values and self.limit == len(_LEVELS) - 1:
-            return self.allow()
-        with self._lock:
-            user_texts, memories, lost = self._texts(action)
-            leak = self._leak(action, user_texts, memories, lost=lost)
-            return leak or self._verdict(action, values, user_texts, memories, lost=lost)
+            return self.allow(), False
+        with self._texts.lock:
+            known = self._texts.known_to(action)
+            return self._leak(action, known) or self._verdict(action, values, known), True
 
-    def sources(self, action: Action) -> list[ValueSource]:
-        """The texts that each judged value of a call is in."""
-        with self._lock:
-            user_texts, memories, _ = self._texts(action)
-            sources: list[ValueSource] = []
-            for value in self._values(action):
-                labels = [source for source, _ in self._sources(value, user_texts, memories)]
-                names = tuple(dict.fromkeys(name for _, name in labels))
-                sources.append(ValueSource(value.argument, value.form, names, "pointed" in dict(labels)))
-        return sources
-
-    def _texts(self, action: Action) -> tuple[list[_Text], list[_Memory], bool]:
-        """The texts of the user that a call knows, the memories with results, and whether some were forgotten."""
-        keys = _own_keys(action) or _keys(action)
-        own = [_Text.of_user(text) for text in _user_texts(action)]
-        memories = [memory for memory in map(self._memories.get, keys) if memory is not None]
-        user_texts = [*own, *dict.fromkeys(text for memory in memories for text in memory.user_texts.values())]
-        lost = not (keys or own) or any(memory.lost for memory in memories) or any(map(self._forgotten.get, keys))
-        return user_texts, memories, lost
-
-    def _verdict(
-        self,
-        action: Action,
-        values: Sequence[_Value],
-        user_texts: Sequence[_Text],
-        memories: Sequence[_Memory],
-        *,
-        lost: bool,
-    ) -> Decision:
-        taken: dict[tuple[_Text, str], set[Address | str]] = {}
-        came: dict[str, None] = {}
+    def _verdict(self, action: Action, values: Sequence[UsedValue], known: KnownTexts) -> Decision:
+        taken: dict[tuple[KnownText, str], set[Address | str]] = {}
+        came: dict[str, list[str]] = {}
+        refused: tuple[UsedValue, list[str]] | None = None
         for value in values:
-            sources = list(self._sources(value, user_texts, memories))
-            names = list(dict.fromkeys(name for (_, name), _ in sources))
-            allowed = [source for source in sources if self._matches(source[0], self.allowed)]
-            pointed = [text for (label, _), text in allowed if label == "pointed"]
-            came[f"{_place(value.argument)}: {', '.join(names[:4]) or 'the model'}"] = None
-            if self._trusts(value) or len(pointed) < len(allowed):
+            terms, sources = self._only_terms or self._terms_of(value.argument), self._sources(value, known)
+            names = [origin for _, origin, _ in sources]
+            allowed = [(label, text) for label, origin, text in sources if terms.allow.name(label, origin)]
+            pointed = [text for label, text in allowed if label == "pointed"]
+            came.setdefault(value.argument, []).extend(names or _BY_MODEL)
+            if len(pointed) < len(allowed) or terms.trust(value):
                 continue
-            denied = lost or any(self._matches(source, self.denied) for source, _ in sources)
+            denied = known.lost or any(terms.deny.name(label, origin) for label, origin, _ in sources)
             if pointed:
                 taken.setdefault((pointed[0], value.argument), set()).add(value.form)
-            elif isinstance(value.form, Address) or denied or (not sources and {"*", "model"} & set(self.denied)):
-                return self._refusal(
-                    value, names, has_texts=bool(user_texts or any(memory.results for memory in memories))
-                )
+            elif isinstance(value.form, Address) or denied or not (names or terms.deny.classes.isdisjoint(_OF_MODELS)):
+                refused = refused or (value, names)
+        origins = {
+            name[:_MOST_NAME]: [*dict.fromkeys(names)][:_MOST] for name, names in [*came.items()][:_MOST_ARGUMENTS]
+        }
+        if refused is not None:
+            return self._refusal(*refused, known).changed(sources=origins)
         for (text, argument), forms in taken.items():
             if not forms <= text.endorsed.get((action.name, argument), forms):
                 reason = f"{_place(argument)} was already taken from {text.origin[:80]}, as another value. Ask the user for it"
-                return self.deny(f"{self.slug}-endorsed", reason)
+                return self.deny(f"{self.slug}-endorsed", reason).changed(sources=origins)
         for (text, argument), forms in taken.items():
             text.endorsed.setdefault((action.name, argument), frozenset(forms))
-        return Decision(Effect.ALLOW, self.name, self.slug, "; ".join(came)[:MAX_NAME])
+        reason = "; ".join([f"{_place(name)}: {', '.join(texts)}" for name, texts in origins.items()])
+        return Decision(Effect.ALLOW, self.name, self.slug, reason[:MAX_NAME], sources=origins)
 
-    def _sources(
-        self, value: _Value, user_texts: Sequence[_Text], memories: Sequence[_Memory]
-    ) -> Iterator[tuple[tuple[str, str], _Text]]:
-        """The labels under which texts have a value, each with the name of the text or field, and the text."""
-        results = dict.fromkeys(text for memory in memories for text in memory.results_with(value))
-        for text in (*user_texts, *results):
-            origin, fields = text.origin.replace(":", " "), text.fields.get(value.form, ())
-            yield from ((("fields", f"{origin}:{name}"), text) for name in fields)
-            if not fields and not text.holds(value):
-                continue
-            yield (origin if text.is_users else "trusted" if self._is_trusted(text) else "untrusted", origin), text
-            if text.pointed and not text.opaque and text.alone(value.form):
-                yield ("pointed", origin), text
-
-    def _matches(self, source: tuple[str, str], entries: Sequence[str]) -> bool:
-        label, name = source
-        by_name = label in _OF_TOOLS and any(
-            entry not in CLASSES and surely_matches(name, (entry,)) for entry in entries
-        )
-        return label in entries or "*" in entries or by_name
-
-    def _is_trusted(self, text: _Text) -> bool:
-        return not (text.opaque or text.tainted) and all(label.returns == "trusted" for label in self._labels(text))
-
-    def _labels(self, text: _Text) -> list[Returns]:
-        by_name = self.tools.get(text.origin)
-        globs = () if by_name is not None else self.tools.items()
-        labels = [label for glob, label in globs if matches_any(text.origin, [glob])]
-        return [by_name] if by_name is not None else labels or [_UNKNOWN]
-
-    def _leak(
-        self, action: Action, user_texts: Sequence[_Text], memories: Sequence[_Memory], *, lost: bool
-    ) -> Decision | None:
+    def _leak(self, action: Action, known: KnownTexts) -> Decision | None:
         """The denial of a call that would tell what is too confidential for it."""
         if self.limit == len(_LEVELS) - 1:
             return None
         too_much = _LEVELS[self.limit + 1 :]
-        results = (text for memory in memories for text in memory.results.values())
-        closed = [text for text in results if any(label.holds in too_much for label in self._labels(text))]
+        closed = [text for text in known.results if any(label.holds in too_much for label in self._labels(text))]
         for name, text in strings_in(action.arguments) if closed else ():
             words = loose_words(text).split()
             for result in closed if matches_any(name, self.arguments) else ():
-                if result.shares(words, user_texts):
+                if result.shares(words, known.user_texts):
                     reason = f"{_place(name)} has words out of {result.origin[:80]}, whose results may not be told here"
                     return self.deny(f"{self.slug}-discloses", f"{reason}. Leave them out.")
         forgotten = "Results were forgotten that may not be told here. Ask the user to begin anew."
-        return self.deny(f"{self.slug}-discloses", forgotten) if lost else None
+        return self.deny(f"{self.slug}-discloses", forgotten) if known.lost else None
 
-    def _refusal(self, value: _Value, names: Sequence[str], *, has_texts: bool) -> Decision:
+    def _refusal(self, value: UsedValue, names: Sequence[str], known: KnownTexts) -> Decision:
         where = f"The {value.kind} in {_place(value.argument)}"
-        if not has_texts:
+        if not (known.user_texts or any(conversation.results for conversation in known.conversations)):
             return self.deny(
                 f"{self.slug}-unknown",
                 f"{_place(value.argument)} holds an address ({value.kind}), but what the user said is not known here; judge the"
                 " user's input in the same agent run, session or rollout, or give it as user_text in the action's context",
             )
-        if set(self.allowed) == {"user", "system"}:
+        allowed = self._terms_of(value.argument).allow.entries
+        if set(allowed) == {"user", "system"}:
             reason = f"{where} was not given by the user. Use only addresses the user has named, or ask them"
         else:
-            came = f"comes from {', '.join(names[:4])[:200]}" if names else "is in no text that was read"
-            reason = f"{where} {came}. Here it must come from: {', '.join(self.allowed)[:200]}. Otherwise ask the user"
+            came = (
+                f"comes from {', '.join(dict.fromkeys(names[:_MOST]))[:200]}"
+                if names
+                else "is in no text that was read"
+            )
+            reason = f"{where} {came}. Here it must come from: {', '.join(allowed)[:200]}. Otherwise ask the user"
         return self.deny(f"{self.slug}-unsaid", reason)
 
-    def _trusts(self, value: _Value) -> bool:
-        address = value.form
-        if isinstance(address, str):
-            return value.kind == "value" and bool(surely_matches(value.text.casefold(), self._trusted))
-        form = address.form.casefold()
-        if address.kind == "url":  # the host and the path are matched each on its own: a path may hold any host's name
-            host, _, path = page_of(address).casefold().partition("/")
-            for glob in self._trusted:
-                host_glob, slash, path_glob = glob.removeprefix("https://").removeprefix("http://").partition("/")
-                if "@" not in glob and fnmatchcase(host, host_glob) and (not slash or fnmatchcase(path, path_glob)):
-                    return True
-        elif address.kind == "email" and re.search(r"@.*@|[%!|].*@", form):  # which may lead by another host
-            return False
-        elif surely_matches(form, tuple(glob for glob in self._trusted if ("@" in glob) == (address.kind == "email"))):
-            return True
-        bare = address if address.kind != "url" else Address("url", page_of(address))
-        return any(covers(named, variant) for named in self._named for variant in (address, bare))
+
+class _Asks(ApprovalPolicy):
+    """Asks a person about a call that a flow rule denies, in the words of the denial."""
+
+    def __init__(self, flow: FlowPolicy, options: FlowOptions) -> None:
+        super().__init__(store=options.store or DEFAULT_APPROVALS, wait_s=options.wait_s, name=options.name)
+        self._flow = flow
+
+    def _inquiry(self, action: Action) -> Inquiry:
+        inquiry, reason = super()._inquiry(action), self._flow.verdict(action)[0].reason
+        return replace(inquiry, question=f"{inquiry.question} {reason}.")
 
 
 class ProvenanceOptions(PolicyOptions, frozen=True, kw_only=True):
@@ -599,43 +488,11 @@ def _listed(value: str | Sequence[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def _keys(action: Action) -> list[tuple[str, str]]:
-    keys = [("rollout", action.rollout_id), ("session", action.session_id), ("run", action.run_id)]
-    return [*_own_keys(action), *((kind, value) for kind, value in keys if value is not None)]
-
-
-def _own_keys(action: Action) -> list[tuple[str, str]]:
-    """The keys by which a call reads what the user said; none but the run's and the conversation's where a framework names it.
-
-    Several such conversations may share one rollout, and another rollout may have one of that name.
-    """
-    scope = current_scope()
-    if scope is None or action.rollout_id is None or action.session_id in (None, scope.session_id):
-        return []
-    run = [] if action.run_id is None else [("run", action.run_id)]
-    return [("conversation", f"{action.rollout_id} {action.session_id}"), *run]
-
-
-def _user_texts(action: Action) -> list[str]:
-    raw = action.context.get("user_text")
-    return [text for text in (raw if isinstance(raw, list | tuple) else [raw]) if isinstance(text, str)]
-
-
-def _system_texts(messages: Any) -> Iterator[str]:
-    """The text of the system's messages before all others; results of tools within them are left out."""
-    for message in messages if isinstance(messages, list | tuple) else ():
-        if not isinstance(message, Mapping) or str(message.get("role", "")).lower() not in _ROLES:
-            return  # later ones are made in the conversation: pages out of a memory, summaries
-        content = message.get("content")
-        if isinstance(content, str):
-            yield content
-        for content_part in content if isinstance(content, list | tuple) else ():
-            if (
-                isinstance(content_part, Mapping)
-                and content_part.get("type") in ("text", "input_text")
-                and isinstance(content_part.get("text"), str)
-            ):
-                yield content_part["text"]
+def _for(argument: str, option: Any, default: Sequence[str]) -> Sequence[str]:
+    """What an option says of an argument; the default where it is a mapping in which no glob fits."""
+    if not isinstance(option, Mapping):
+        return _listed(option)
+    return next((_listed(entry) for glob, entry in option.items() if matches_any(argument, (glob,))), default)
 
 
 def _place(name: str) -> str:

@@ -130,6 +130,7 @@ class Decision:
     judgement itself failed (a policy that raised or timed out, a record that could not be written): it says nothing about the
     agent, so it is not a violation and earns no penalty. ``approval`` is the command that answers the request for approval
     behind the decision: for people, not for the model. ``question`` is that request, if the framework carries it to people.
+    ``sources`` has by argument the texts that its value is in.
 
     Read-only by convention (freezing it would cost several times its construction): make a variant with `changed`.
     """
@@ -150,6 +151,7 @@ class Decision:
     policy_digest: str = ""
     approval: str = ""
     question: Any = field(default=None, repr=False, compare=False)
+    sources: Mapping[str, Sequence[str]] | None = None
 
     @property
     def unenforced(self) -> Decision | None:

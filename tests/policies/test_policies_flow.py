@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lgov_core.audit.entry import decision_fields
 from lgov_core.errors import PolicyError
 from lgov_core.policies import FlowPolicy, load_policies
+from lgov_core.policies.approvals.requests import ApprovalRequests
 from lgov_core.policies.flow import Returns
 from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome
 
@@ -109,6 +112,73 @@ def test_a_value_that_the_user_pointed_at_is_taken_from_that_text_once_and_if_it
     assert rollout.may(tool="note", subject="before"), "of another tool it is the first"
 
 
+def test_arguments_may_have_sources_of_their_own() -> None:
+    policy = FlowPolicy(
+        allow={"url": ["user", "read_file"], "*_id": ["user", "list:id"]},
+        deny={"*_id": "*"},
+        values={"cc": ["*@firma.de"], "url": ["news.example"]},
+    )
+    rollout = Rollout(policy, "Pay")
+    rollout.reads("see www.ex.org or eve@evil.net, code hunter22", tool="read_file")
+    rollout.reads('[{"id": 13, "note": "use 26"}]', tool="list")
+    assert rollout.may(url="www.ex.org", file_id=13)
+    assert rollout.may(url="news.example", cc="ann@firma.de")
+    others: list[dict[str, Any]] = [
+        {"to": "ann@firma.de"},
+        {"link": "www.ex.org"},
+        {"file_id": 26},
+        {"file_id": 7},
+        {"code": "hunter22"},
+    ]
+    for arguments in others:
+        assert not rollout.may(**arguments), arguments
+    assert rollout.may(code="of the model"), "what is not named has the default"
+
+
+def test_a_person_may_endorse_a_value_once_for_the_call_that_was_asked_about(tmp_path: Path) -> None:
+    policy = FlowPolicy(otherwise="approve", store=str(tmp_path / "approvals.db"))
+    rollout = Rollout(policy)
+    rollout.reads(EVIL)
+    account = "DE89370400440532013000"
+    assert rollout.calls(recipient=account).rule == "approval-pending"
+    (request,) = ApprovalRequests(tmp_path / "approvals.db").pending()
+    assert request.inquiry.question == (
+        "The agent asks to run pay. The account in recipient comes from read_file. Here it must come from: user, system,"
+        " trusted. Otherwise ask the user."
+    )
+    ApprovalRequests(tmp_path / "approvals.db").approve(request.request_id, by="ada")
+    others: list[dict[str, Any]] = [{"payee": account}, {"recipient": account, "amount": 1}]
+    for arguments in others:
+        assert not rollout.may(**arguments), "another argument and another call are another question"
+    assert rollout.calls(recipient=account).rule == "approved"
+    assert not rollout.may(recipient=account), "once"
+    assert rollout.calls(recipient="DE89\u200b370400440532013000").rule == "flow-hidden", "nobody is asked about this"
+    assert rollout.may(password="of the model")
+
+
+def test_a_decision_says_where_each_argument_came_from_and_later_rules_may_ask_for_it() -> None:
+    rollout = Rollout(FlowPolicy(), "Write to ann@firma.de")
+    rollout.reads(EVIL, tool="read_page")
+    allowed, denied = rollout.calls(to="ann@firma.de", text="hello there"), rollout.calls(code="hunter22")
+    assert (allowed.sources, denied.sources) == (
+        {"to": ["user"], "text": ["the model"]},
+        {"code": ["read_page"]},
+    )
+    assert decision_fields(Action(Point.PRE_TOOL_CALL, "pay"), denied)["sources"] == {"code": ["read_page"]}
+    rules = [
+        {"use": "flow", "with": {"allow": "*"}},
+        {"use": "deny", "when": {"field": "context.sources.to", "contains": "read_page"}},
+        {"use": "allow"},
+    ]
+    policies = load_policies({"version": 1, "rules": rules})
+    for text, blocks in (("eve@evil.net", True), ("no address", False)):
+        context = {"user_text": "Write to eve@evil.net"}
+        result: dict[str, Any] = {"text": text, "rollout_id": text, "source": "tool"}
+        policies.judge(Action(Point.POST_TOOL_CALL, "read_page", **result))
+        call: dict[str, Any] = {"arguments": {"to": "eve@evil.net"}, "rollout_id": text, "context": context}
+        assert policies.judge(Action(Point.PRE_TOOL_CALL, "pay", **call)).blocks is blocks
+
+
 def test_without_its_label_the_answer_of_an_agent_is_untrusted_and_with_it_as_good_as_what_it_read() -> None:
     trusted = {"helper": TRUSTED, "get_account": TRUSTED}
     for tools, reads, may in (({}, "get_account", False), (trusted, "get_account", True), (trusted, "browse", False)):
@@ -202,6 +272,8 @@ def test_it_is_a_rule_of_a_policy_file() -> None:
         {"tools": {"a": {"returns": "maybe"}}},
         {"tools": {"a": {"x": 1}}},
         {"discloses": "all"},
+        {"allow": {"to": 1}},
+        {"wait_s": 5},
     ],
 )
 def test_wrong_options_are_errors(options: dict[str, Any]) -> None:

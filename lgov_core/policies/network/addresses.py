@@ -7,8 +7,8 @@ import posixpath
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from functools import cache, lru_cache
+from typing import Any, Final, Literal, NamedTuple, get_args
 from urllib.parse import unquote, urlsplit
 
 from lgov_core.governor.options import DataFile
@@ -17,8 +17,7 @@ from lgov_core.policies.content.pii import iban_at_start
 from lgov_core.policies.content.text_views import INVISIBLE, written_number
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """One address: its kind, and the form in which it is compared. For a URL ``form`` is host and path."""
 
     kind: str
@@ -131,7 +130,8 @@ def page_of(url: Address) -> str:
 
 
 _DATA: Final = DataFile("lgov_core.policies.network", "addresses.yaml")
-_re = _DATA.pattern
+_re = cache(_DATA.pattern)
+_words = cache(_DATA.words)
 _SLASHES = "/\\"
 _TRAILING = ".,;:!?)]}'\"*_»›”’"
 
@@ -141,7 +141,40 @@ ANY: Final = "phone account"
 #: An e-mail recipient that cannot be determined, so that it was not said.
 UNCLEAR: Final = Address("email", "\0")
 
+#: A character that each match of a pattern has: ``1`` stands for any digit, a slash for a backslash too.
+_NEEDS: Final = {
+    **dict.fromkeys(("url", "scheme"), ":"),
+    **dict.fromkeys(("email", "local_email"), "@"),
+    **dict.fromkeys(("network", "path", "said_folder"), "/"),
+    **dict.fromkeys(("iban_like", "phone", "local_phone", "digits"), "1"),
+}
+_MARK: Final = re.compile(r"[:@/\\.\d]")
+#: What is in each address: a mark, six digits or a wallet's length; and in an e-mail address that is hidden in a code.
+_MAY_HOLD: Final = re.compile(r"[:@/\\.]|(?:\d\D*){6}|[A-Za-z0-9]{26}")
+_ENCODED: Final = re.compile("[%&=]")
+#: Texts that are an e-mail address in every reading, and nothing else.
+_ONE_EMAIL: Final = re.compile(
+    r"[a-z][a-z0-9_]{0,40}(?:[.+-][a-z0-9_]{1,20}){0,3}@(?:[a-z][a-z0-9-]{0,60}\.){1,4}[a-z]{2,24}"
+)
+
 _Read = Callable[[str], Address | None]
+
+
+def _marks(text: str) -> set[str]:
+    """The characters in a text by which patterns are left out."""
+    marks = set(_MARK.findall(text))
+    return marks | {"/" if mark == "\\" else "1" for mark in marks if mark == "\\" or mark.isdigit()}
+
+
+@lru_cache(maxsize=1_024)
+def _is(pattern: str, argument: str) -> bool:
+    return _re(pattern).search(argument) is not None
+
+
+@lru_cache(maxsize=1_024)
+def _expects_email(argument: str) -> bool:
+    words = _re("name_word").findall(argument)
+    return bool(words) and words[-1].lower() in _words("email_arguments")
 
 
 def addresses(text: str, argument: str = ANY) -> list[Address]:
@@ -149,28 +182,36 @@ def addresses(text: str, argument: str = ANY) -> list[Address]:
 
     Time is linear in the text.
     """
-    return _Reading(unicodedata.normalize("NFKC", INVISIBLE.sub("", text)), argument).addresses()
+    plain, expected = _plain(text), argument != ANY and _expects_email(argument)
+    no_address = argument != ANY and _MAY_HOLD.search(plain) is None and not _is("path_name", argument)
+    if no_address and not (expected and _ENCODED.search(plain)):
+        return []
+    if argument != ANY and _ONE_EMAIL.fullmatch(plain) is not None:
+        return [Address("email", email_form(plain))]
+    return _Reading(plain, argument, expected=expected).addresses()
 
 
 class _Reading:
     """One way through a text: what was read as one thing is blanked, so that it is not read as another."""
 
-    def __init__(self, text: str, argument: str) -> None:
+    def __init__(self, text: str, argument: str, *, expected: bool) -> None:
         self.text = text
-        self.argument = argument
+        self.argument, self.expected = argument, expected
         self.said = argument == ANY
         self.found: list[Address] = []
+        self.marks = _marks(text)
 
     def addresses(self) -> list[Address]:
-        if _re("host_alone").fullmatch(self.text.strip()) is not None:
+        if "/" in self.marks and _re("host_alone").fullmatch(self.text.strip()) is not None:
             self.text = f"https://{self.text.strip().lstrip(_SLASHES)}"
-        self.text = _re("link_fields").sub(_apart, self.text)
-        for pattern in (_re("url"), _re("scheme"), _re("network")):
+            self.marks = _marks(self.text)
+        if ":" in self.marks and (plain := _re("link_fields").sub(_apart, self.text)) != self.text:
+            self.text, self.marks = plain, _marks(plain)
+        for pattern in ("url", "scheme", "network"):
             self.take(pattern, lambda text: url_address(text.rstrip(_TRAILING)))
-        words = _re("name_word").findall(self.argument)
-        expected = not self.said and bool(words) and words[-1].lower() in _DATA.words("email_arguments")
+        expected = self.expected
         self.take(
-            _re("email"),
+            "email",
             lambda text: (
                 Address("email", email_form(text.rstrip(".")))
                 if expected or not _re("versioned").fullmatch(text)
@@ -178,33 +219,39 @@ class _Reading:
             ),
         )
         if self.said or expected:
-            self.take(_re("local_email"), lambda text: Address("email", email_form(text)))
+            self.take("local_email", lambda text: Address("email", email_form(text)))
         if expected and _re("left_over").search(_re("mention").sub("", self.text)):
             self.found.append(UNCLEAR)
-        self.hosts()
+        if "." in self.marks:
+            self.hosts()
         if self.said:  # a number may follow
             ibans = (iban_at_start(account_form(text)) for text in _re("iban_like").findall(self.text))
             self.found += [Address("account", account) for account in ibans if account is not None]
-        self.take(_re("iban_like"), lambda text: _account(text, least=6), keep=self.said)
-        self.take(WALLET, lambda text: Address("account", account_form(text)), keep=self.said)
-        self.take(_re("phone"), _phone, keep=self.said)
+        self.take("iban_like", lambda text: _account(text, least=6), keep=self.said)
+        self.blank(WALLET, lambda text: Address("account", account_form(text)), keep=self.said)
+        self.take("phone", _phone, keep=self.said)
         # What the user said may be an account as well as a phone number, so nothing is blanked there.
-        if _re("account_name").search(self.argument):
-            self.take(_re("digits"), lambda text: _account(text, least=6), keep=self.said)
-        if _re("phone_name").search(self.argument):
-            self.take(_re("local_phone"), _phone, keep=self.said)
-            self.take(_re("digits"), _phone, keep=self.said)
+        if _is("account_name", self.argument):
+            self.take("digits", lambda text: _account(text, least=6), keep=self.said)
+        if _is("phone_name", self.argument):
+            self.take("local_phone", _phone, keep=self.said)
+            self.take("digits", _phone, keep=self.said)
         nothing_yet, whole = not self.found, self.text.strip()
-        self.take(_re("path"), _path, keep=self.said)
+        self.take("path", _path, keep=self.said)
         if self.said:
-            self.take(_re("said_folder"), _path)
-        is_path = not self.said and _re("path_name").search(self.argument) is not None
+            self.take("said_folder", _path)
+        is_path = not self.said and _is("path_name", self.argument)
         more = self.text.strip(" ,;\n") if self.found else whole  # beside paths, part of the name of a file
         if is_path and nothing_yet and more and "\n" not in whole and len(whole) <= 1024:
             self.found.append(Address("path", path_form(whole)))
         return self.found
 
-    def take(self, pattern: re.Pattern[str], read: _Read, *, keep: bool = False) -> None:
+    def take(self, pattern: str, read: _Read, *, keep: bool = False) -> None:
+        """As `blank`, by the pattern of that name, where the text has what each match of it has."""
+        if _NEEDS[pattern] in self.marks:
+            self.blank(_re(pattern), read, keep=keep)
+
+    def blank(self, pattern: re.Pattern[str], read: _Read, *, keep: bool = False) -> None:
         """Adds what ``read`` makes of each match; blanks it in the text unless it is to ``keep``."""
 
         def blanked(match: re.Match[str]) -> str:
@@ -257,9 +304,9 @@ def _is_host(match: re.Match[str], whole: str) -> bool:
     if host[0].isdigit() and re.fullmatch(r"[\d.]+", host):
         return bool(port or rest) or match.group() == whole
     ending = host.rpartition(".")[2]
-    if host.startswith("www.") or (ending in _DATA.words("endings") and ending not in _DATA.words("file_like_endings")):
+    if host.startswith("www.") or (ending in _words("endings") and ending not in _words("file_like_endings")):
         return True
-    return bool(port or rest) and (ending in _DATA.words("endings") or not ending.isascii())
+    return bool(port or rest) and (ending in _words("endings") or not ending.isascii())
 
 
 AddressKind = Literal["email", "url", "path", "account", "phone"]
@@ -274,7 +321,9 @@ def strings_in(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str
     """Every string with the key it stands under; keys themselves, and numbers as they are written."""
     if depth > MAX_DEPTH:
         raise Unclear("arguments-unlookable", f"The arguments are nested deeper than {MAX_DEPTH} levels")
-    if isinstance(value, Mapping):
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, Mapping):
         for key, item in value.items():
             if isinstance(key, str) and len(key) > MAX_NAME:
                 raise Unclear("arguments-unlookable", f"The arguments have a name longer than {MAX_NAME} characters")
@@ -286,8 +335,6 @@ def strings_in(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str
             yield from strings_in(item, name, depth + 1)
     elif isinstance(value, bytes | bytearray):
         yield name, bytes(value).decode("utf-8", "replace")
-    elif isinstance(value, str):
-        yield name, value
     elif value is not None and not isinstance(value, bool):
         written = written_number(value) if isinstance(value, int | float) else str(value)
         if written is not None:
@@ -303,15 +350,20 @@ def leaves_of(text: str) -> Iterator[tuple[str, str]]:
         yield "", text
 
 
+def _plain(text: str) -> str:
+    """A text in its compatible form, without invisible characters."""
+    return text if text.isascii() else unicodedata.normalize("NFKC", INVISIBLE.sub("", text))
+
+
 def words_of(text: str) -> str:
     """The words of ``text`` with a space around each, so that a part of a word is not the word."""
-    plain = unicodedata.normalize("NFKC", INVISIBLE.sub("", text)).casefold().replace("\\", "/")
+    plain = _plain(text).casefold().replace("\\", "/")
     return " " + " ".join(word.strip(".") for word in plain.translate(_MARKS).split()) + " "
 
 
 def loose_words(text: str) -> str:
     """As `words_of`, with a space for whatever is no letter and no digit; ``1,000`` is ``1000``."""
-    plain = unicodedata.normalize("NFKC", INVISIBLE.sub("", text)).casefold()
+    plain = _plain(text).casefold()
     return f" {_NO_WORD.sub(' ', _THOUSANDS.sub('', plain)).strip()} "
 
 
