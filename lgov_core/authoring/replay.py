@@ -171,7 +171,8 @@ class RecordedAction:
 
     ``verdict`` is what the policies decided, enforced or not: in shadow mode the effect that was not enforced. ``status``
     is how a tool call ended, None where that is not recorded. ``verdict_rule`` is the rule behind ``verdict``. ``events`` are
-    what policies that keep count have to observe first: outcomes of calls, and calls of models.
+    what policies that keep count have to observe first: outcomes of calls, and calls of models. ``offered`` has by name the
+    schemas of the tools that the rollout's model was offered.
     """
 
     action: Action
@@ -184,6 +185,7 @@ class RecordedAction:
     verdict_rule: str | None = None
     events: tuple[ToolOutcome | ObservedDecision, ...] = ()
     approved: bool = False
+    offered: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +340,7 @@ def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
     events: list[ToolOutcome | ObservedDecision] = []
     judged = (span for span in spans if span.attributes.get(semconv.POINT) == Point.PRE_TOOL_CALL.value)
     decisions = {_call_key(span): span.attributes for span in judged if span.name == semconv.DECISION_SPAN_NAME}
-    user_texts, written = _said_and_written(store, spans)
+    user_texts, written, offered = _said_and_written(store, spans)
     seen: set[tuple[Any, ...]] = set()
     for span in spans:
         attributes = span.attributes
@@ -383,6 +385,7 @@ def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
             verdict=decision.get(semconv.DECISION_WOULD) or decision.get(semconv.DECISION_EFFECT),
             status=status,
             approved=decision.get(semconv.DECISION_RULE) == APPROVED,
+            offered=offered.get(span.rollout_id, {}),
             verdict_rule=decision.get(semconv.DECISION_RULE),  # in shadow mode that of the effect that was not enforced
             events=before,
         )
@@ -411,9 +414,12 @@ def _events_before(span: Span, running: list[tuple[float, ToolOutcome]]) -> list
 
 def _said_and_written(
     store: TraceStore, spans: Sequence[Span]
-) -> tuple[dict[str | None, str], dict[tuple[Any, ...], dict[str, Any] | None]]:
-    """By rollout what the user said first, and by rollout, attempt and tool call the arguments that the model wrote."""
+) -> tuple[dict[str | None, str], dict[tuple[Any, ...], dict[str, Any] | None], dict[str | None, dict[str, Any]]]:
+    """By rollout what the user said first, by rollout, attempt and tool call the arguments that the model wrote, and by
+    rollout the schemas of the tools that it was offered.
+    """
     user_texts: dict[str | None, list[str]] = defaultdict(list)
+    offered: dict[str | None, dict[str, Any]] = defaultdict(dict)
     written: dict[tuple[Any, ...], dict[str, Any] | None] = {}
     for call in store.calls():
         for written_call in written_calls(call):
@@ -421,6 +427,10 @@ def _said_and_written(
             arguments = written.setdefault(key, written_call.arguments)
             if written_call.call_id is None or arguments != written_call.arguments:
                 written[key] = None  # nothing says which of them was run
+        for tool in call.request.get("tools") or ():
+            function = tool.get("function") if isinstance(tool, Mapping) else None
+            if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+                offered[call.rollout_id][function["name"]] = function.get("parameters")
         if call.rollout_id in user_texts:
             continue
         for message in call.request.get("messages", ()):
@@ -430,7 +440,7 @@ def _said_and_written(
     for span in spans:
         if span.attributes.get(semconv.OPERATION) == semconv.CHAT and semconv.INPUT_MESSAGES in span.attributes:
             opening.setdefault(span.rollout_id, _opening_texts(span.attributes[semconv.INPUT_MESSAGES]))
-    return opening, written
+    return opening, written, offered
 
 
 def _opening_texts(messages: Any) -> str:

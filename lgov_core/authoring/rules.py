@@ -280,7 +280,7 @@ def meanings(
         return {}
     properties: Mapping[str, Any] = (schema or {}).get("properties", {})
     argument_names = list(properties) or list(arguments)
-    tool_words = _words(name)
+    tool_words = words_of_name(name)
     meant: dict[str, list[str]] = {}
     for argument in argument_names:
         if meaning := _meaning(argument, properties.get(argument, {}), kind, tool_words, description):
@@ -295,7 +295,7 @@ def meanings(
 
 
 def _meaning(argument: str, schema: Any, kind: str, tool_words: Sequence[str], description: str) -> str | None:
-    words, lower = _words(argument), argument.lower()
+    words, lower = words_of_name(argument), argument.lower()
     fields: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
     choices = [fields, *fields.get("anyOf", ()), fields.get("items") or {}]
     types = {choice.get("type", "string") for choice in choices if isinstance(choice, Mapping)}
@@ -375,7 +375,8 @@ def _ways(
         yield "approval", {"store": "approvals.db", "wait_s": 300, "unattended": "deny"}, note
 
 
-def _words(name: str) -> list[str]:
+def words_of_name(name: str) -> list[str]:
+    """The words of a name in lower case: ``file_id`` and ``fileId`` have two."""
     return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
 
 

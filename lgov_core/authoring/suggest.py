@@ -25,18 +25,21 @@ from lgov_core.authoring.rules import (
     ProposedRule,
     ToolActs,
     by_tool,
+    checkable_schema,
     described,
     holds,
     is_needed,
     load,
     rule_of,
     schema_of,
+    words_of_name,
 )
 from lgov_core.errors import PolicyError, counted
 from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager
+from lgov_core.policies.conversation import MAX_VALUE, MIN_VALUE
 from lgov_core.policies.flow import FlowPolicy, ValueSource
-from lgov_core.policies.network.addresses import KINDS, Address
+from lgov_core.policies.network.addresses import KINDS, Address, leaves_of
 from lgov_core.policies.path import PATH_ARGUMENTS
 from lgov_core.policies.sql.names import GUARDED, READS
 from lgov_core.policies.sql.policy import COMMON_DIALECTS, SQL_ARGUMENTS
@@ -125,101 +128,155 @@ def _counted(names: Counter[str]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counted) or "none"
 
 
-#: Addresses that the user did not say beyond which a tool is one that takes them from anywhere.
+#: Addresses that came from nowhere on record beyond which an argument is one that takes them from anywhere.
 _FOREIGN: Final = 20
-#: Where a name or a number may come from unless the record says more: not out of a text that strangers write.
-_OPEN: Final = ("user", "system", "trusted", "fields")
+#: Fields that an argument was taken from beyond which it names what a result has: the model's own is no such name.
+_REFERENCES: Final = 3
+#: Rollouts from which an order is taken for more than a coincidence.
+_ROLLOUTS: Final = 10
+_ALWAYS: Final = ("user", "system", "trusted")
+_NAMES: Final = ("number", "name")
 
 
 @dataclass(slots=True)
-class _Flows:
-    """Where the values of one tool's calls came from, and what neither the user nor a field of a result had."""
+class _Argument:
+    """Where the values of one argument came from, in whatever tool: fields, texts, nowhere."""
 
-    tool: ToolActs
     came: Counter[str] = field(default_factory=Counter[str])
     fields: Counter[str] = field(default_factory=Counter[str])
+    address_fields: Counter[str] = field(default_factory=Counter[str])
     foreign: Counter[Address] = field(default_factory=Counter[Address])
-    texts: set[str] = field(default_factory=set[str])
-    naming: int = 0
+    texts: dict[str, str] = field(default_factory=dict[str, str])
+    own: int = 0
 
-    def note(self, action: Action, sources: Iterable[ValueSource]) -> None:
-        """Counts the values of one call."""
-        named = False
-        for source in sources:
-            by_user, fields = {"user", "system"} & set(source.texts), [name for name in source.texts if ":" in name]
-            self.came[f"{source.argument} from {(*by_user, *fields, *source.texts, 'the model')[0]}"] += 1
-            if isinstance(source.value, Address):
-                named = True
-                if not by_user and fields:
-                    self.fields[next((name for name in fields if name in self.fields), fields[0])] += 1
-                elif not by_user:
-                    self.foreign[source.value] += 1
-            elif not (by_user or fields) and source.texts:
-                self.texts.add("pointed" if source.pointed else source.texts[0])
-        self.naming += named
-
-    def rule(self, kinds: Sequence[str], allow: Iterable[str], values: Iterable[str], why: str) -> ProposedRule:
-        """A rule for this tool, with where its values came from."""
-        options: dict[str, Any] = {"kinds": list(kinds), "allow": list(allow)}
-        if listed := sorted(map(glob.escape, values)):
-            options["values"] = listed
-        rule = {
-            "name": f"{self.tool.name}: {why}",
-            "tools": [glob.escape(self.tool.name)],
-            "use": "flow",
-            "with": options,
-        }
-        return ProposedRule(rule, [f"{self.tool.name}: {_counted(self.came)}"])
+    def note(self, source: ValueSource) -> None:
+        """Counts one value."""
+        by_user, fields = {"user", "system"} & set(source.texts), [name for name in source.texts if ":" in name]
+        self.came[(*by_user, *fields, *source.texts, "the model")[0]] += 1
+        of_kind = self.address_fields if isinstance(source.value, Address) else self.fields
+        if by_user:
+            return
+        if entries := list(map(_any_tool, fields)):
+            of_kind[next((entry for entry in entries if entry in of_kind), entries[0])] += 1
+        elif isinstance(source.value, Address):
+            self.foreign[source.value] += 1
+        elif source.texts:
+            self.texts[source.texts[0]] = "pointed" if source.pointed else source.texts[0]
+        elif len(source.value) - 2 >= MIN_VALUE:  # a shorter one is not looked for, so that nobody knows
+            self.own += 1
 
 
-def flow_rules(tools: Sequence[ToolActs], every: Sequence[RecordedAction]) -> list[ProposedRule]:
-    """Rules by which values must come from the user, from fields of results, or from where the record has them.
+def _any_tool(field_name: str) -> str:
+    """A field of a result as that of any tool; where its name is no name but data, any field of that tool."""
+    tool, _, name = field_name.partition(":")
+    return f"*:{glob.escape(name)}" if name.isidentifier() or name == "[]" else f"{glob.escape(tool)}:*"
 
-    For addresses one rule for all tools that only got them from the user, and one for each other, with the fields that it got
-    them from and what came from elsewhere by name; none for a tool that names too many others, or no address while what
-    the user said is not on record. For names and numbers, where results are on record, the same: one rule for all tools, and
-    one for each that took some out of the middle of a text.
+
+def flow_rules(tools: Sequence[ToolActs], every: Sequence[RecordedAction]) -> Iterator[Iterator[ProposedRule]]:
+    """Rules by which values come from the user, or from where the record has them; the strictest of each first.
+
+    What was seen of an argument counts for all tools that have one of this name: fields of results by their name, and texts
+    by their tool. A field whose name is in that of the argument (``id`` in ``file_id``) may always be used. For addresses,
+    what came from elsewhere is listed; names and numbers are limited only where results are on record. No rule for a tool
+    of which it is not on record what the user said.
     """
-    trace, flows = FlowPolicy(allow="*"), {tool.name: _Flows(tool) for tool in tools}
-    has_results = False
+    arguments, named = _arguments_of(every)
+    covered = [tool for tool in tools if all(map(_has_user, tool.actions))]
+    limits = {} if len(covered) == len(tools) else {"tools": [glob.escape(tool.name) for tool in covered]}
+    has_results = any(getattr(event, "result", None) for act in every for event in act.events)
+
+    if covered:
+        yield iter([_flow_rule("addresses", KINDS, arguments, named, limits)])
+    if covered and has_results:
+        yield (_flow_rule("names and numbers", _NAMES, arguments, named, limits, pointed=way) for way in (True, False))
+
+
+def _arguments_of(every: Iterable[RecordedAction]) -> tuple[dict[str, _Argument], dict[str, None]]:
+    """The record of each argument, and the names of the fields of results."""
+    trace, arguments, named = FlowPolicy(allow="*"), dict[str, _Argument](), dict[str, None]()
     for act in every:
         for event in act.events:
             trace.observe(event)
-            has_results = has_results or bool(getattr(event, "result", None))
-        if act.action.name in flows and is_needed(act):
-            flows[act.action.name].note(act.action, trace.sources(act.action))
-    strict = [of for of in flows.values() if not (of.foreign or of.fields) and all(map(_has_user, of.tool.actions))]
-    open_to = [of for of in flows.values() if not of.texts and has_results]
-    rules: list[ProposedRule] = []
-    if strict:
-        naming, total = sum(of.naming for of in strict), sum(of.tool.total for of in strict)
-        note = f"{naming} of {total} calls name an address (e-mail, URL, path, account, phone), which the user had said"
-        names = [glob.escape(of.tool.name) for of in strict]
-        rules.append(ProposedRule({"name": "said by the user", "tools": names, "use": "provenance"}, [note]))
-    if open_to:
-        names = [glob.escape(of.tool.name) for of in open_to]
-        options = {"kinds": ["number", "name"], "allow": list(_OPEN)}
-        note = "names and numbers: from the user, from a field of a result, or the model's own; not out of a stranger's text"
-        rules.append(
-            ProposedRule({"name": "names and numbers", "tools": names, "use": "flow", "with": options}, [note])
-        )
-    for of in flows.values():
-        listed = [address.form for address in of.foreign]
-        if of.fields and len(listed) <= _FOREIGN:
-            rules.append(of.rule(KINDS, [*_OPEN[:3], *sorted(of.fields)], listed, "addresses"))
-        elif 0 < len(listed) <= _FOREIGN:
-            rule = {
-                "name": f"{of.tool.name}: said by the user",
-                "tools": [glob.escape(of.tool.name)],
-                "use": "provenance",
-                "with": {"trusted": sorted(map(glob.escape, listed))},
-            }
-            named = ", ".join(f"{address.form} {count}" for address, count in of.foreign.most_common())
-            notes = [f"{of.tool.name}: addresses must come from the user; allowed besides: {named}"]
-            rules.append(ProposedRule(rule, notes))
-        if of.texts and has_results:
-            rules.append(of.rule(["number", "name"], [*_OPEN, *sorted(of.texts)], (), "names and numbers"))
-    return rules
+            named |= {name: None for name, _ in leaves_of(getattr(event, "result", None) or "") if name.isidentifier()}
+        for source in trace.sources(act.action) if is_needed(act) else ():
+            if isinstance(source.value, Address) or len(source.value) - 2 <= MAX_VALUE:
+                arguments.setdefault(source.argument, _Argument()).note(source)
+        for schema in act.offered.values():
+            for name in (schema or {}).get("properties", {}):
+                arguments.setdefault(name, _Argument())
+    return arguments, named
+
+
+def _flow_rule(
+    name: str,
+    kinds: Sequence[str],
+    arguments: Mapping[str, _Argument],
+    fields: Iterable[str],
+    limits: Mapping[str, Any],
+    *,
+    pointed: bool = True,
+) -> ProposedRule:
+    """A rule for the values of some ``kinds``, with where those of each argument came from; ``fields`` are names of any."""
+    options: dict[str, Any] = {}
+    for argument, seen in arguments.items():
+        key, entries = glob.escape(argument), {f"*:{name}" for name in fields if _is_like(name, argument)}
+        entries |= set(seen.address_fields if kinds is KINDS else seen.fields)
+        if kinds is not KINDS:
+            entries |= {how if pointed else glob.escape(tool) for tool, how in seen.texts.items()}
+            if not seen.own and seen.fields.total() >= _REFERENCES:
+                options.setdefault("deny", {})[key] = "*"
+        elif len(seen.foreign) > _FOREIGN:
+            entries.add("*")
+        elif seen.foreign:
+            options.setdefault("values", {})[key] = sorted(glob.escape(address.form) for address in seen.foreign)
+        if entries:
+            options.setdefault("allow", {})[key] = [*_ALWAYS, *sorted(entries)]
+    notes = [f"{argument}: from {_counted(seen.came)}" for argument, seen in arguments.items() if seen.came]
+    return ProposedRule({"name": name, **limits, "use": "flow", "with": {"kinds": list(kinds), **options}}, notes)
+
+
+def order_rules(every: Sequence[RecordedAction]) -> Iterator[ProposedRule]:
+    """Rules by which a tool is called only after another one has returned, which every call of it needed on record.
+
+    The other one had the same argument, or returned what this one was called with and the user had not said. Of fewer than
+    ten rollouts nothing follows.
+    """
+    trace, rollouts = FlowPolicy(allow="*"), dict[str, set[str | None]]()
+    before: dict[str | None, list[Action]] = {}
+    links: dict[str, set[tuple[str, str]]] = {}
+    for act in every:
+        for event in act.events:
+            trace.observe(event)
+        if not is_needed(act) or act.action.rollout_id is None:
+            continue
+        call, earlier = act.action, before.setdefault(act.action.rollout_id, [])
+        linked = {
+            (other.name, name)
+            for other in earlier
+            for name, value in call.arguments.items()
+            if name in other.arguments and other.arguments[name] == value
+        }
+        read = [set(source.texts) for source in trace.sources(call)]
+        came = set[str]().union(*(texts for texts in read if not {"user", "system"} & texts))
+        linked |= {(other.name, "") for other in earlier if other.name in came}
+        rollouts.setdefault(call.name, set()).add(call.rollout_id)
+        links[call.name] = links.get(call.name, linked) & linked
+        earlier.append(call)
+    for tool, linked in links.items():
+        count = len(rollouts[tool])
+        for other, same in sorted(linked) if count >= _ROLLOUTS else ():
+            if other == tool or (not same and any(way[0] == other and way[1] for way in linked)):
+                continue
+            how = f"with the same {same}" if same else "which returned what it was called with"
+            rule = {"name": f"{tool}: after {other}", "tools": [glob.escape(tool)], "use": "order"}
+            after = {"tool": glob.escape(other), **({"same": same} if same else {})}
+            note = f"{tool}: in {count} rollouts each call came after one of {other}, {how}"
+            yield ProposedRule({**rule, "with": {"after": after}}, [note])
+
+
+def _is_like(name: str, argument: str) -> bool:
+    """Returns whether the words of a field's name are in that of an argument."""
+    return bool(words := set(words_of_name(name))) and words.issubset(words_of_name(argument))
 
 
 def _has_user(action: Action) -> bool:
@@ -244,6 +301,8 @@ def _holds_in_order(rule: ProposedRule, folder: Path, every: Sequence[RecordedAc
         return False
 
 
+#: Calls of a tool from which the form of its arguments is known.
+_MANY: Final = 20
 Judged = tuple[RecordedAction, Decision]
 
 
@@ -289,8 +348,12 @@ def suggest(
             hint="record a run in shadow mode: mode: shadow in the policy file",
         )
     tools = by_tool(needed)
-    rules = [rule for tool in tools for rule in _of_tool(tool, folder, dialects)]
-    rules += [rule for rule in flow_rules(tools, acts) if _holds_in_order(rule, folder, acts)]
+    offered = {name: schema for act in acts for name, schema in act.offered.items()}
+    rules = [rule for tool in tools for rule in _of_tool(tool, folder, dialects, offered.get(tool.name))]
+    for candidates in flow_rules(tools, acts):
+        rules += [rule for rule in candidates if _holds_in_order(rule, folder, acts)][:1]
+    rules += [rule for rule in order_rules(acts) if _holds_in_order(rule, folder, acts)]
+    rules += _unused(tools, acts)
     rules += _rate(acts)
     text = _written(rules, needed, len(acts), source)
     replayed = list(_replayed(text, folder, acts))
@@ -301,9 +364,9 @@ def suggest(
     )
 
 
-def _of_tool(tool: ToolActs, folder: Path, dialects: Sequence[str]) -> list[ProposedRule]:
+def _of_tool(tool: ToolActs, folder: Path, dialects: Sequence[str], offered: Any) -> list[ProposedRule]:
     """That the tool may be called, with which arguments, and where they may lead."""
-    schema_rule, rules, notes = _schema_rule(tool, folder), list[ProposedRule](), list[str]()
+    schema_rule, rules, notes = _schema_rule(tool, folder, offered), list[ProposedRule](), list[str]()
     for candidates in place_candidates(tool, dialects):
         tried = None
         for tried in candidates:
@@ -316,21 +379,33 @@ def _of_tool(tool: ToolActs, folder: Path, dialects: Sequence[str]) -> list[Prop
     return [ProposedRule(schema_rule.rule, [*schema_rule.notes, *notes]), *rules]
 
 
-def _schema_rule(tool: ToolActs, folder: Path) -> ProposedRule:
+def _schema_rule(tool: ToolActs, folder: Path, offered: Any) -> ProposedRule:
+    """The tool with the schema of its arguments: of few calls the one that the model was offered, where that is on record."""
     values: list[Mapping[str, Any]] = []
     for action, count in zip(tool.actions, tool.counts, strict=True):
         values += [dict(action.arguments)] * count
-    schema = schema_of(values)
-    total = tool.total
+    schema, total = schema_of(values), tool.total
     notes = [f"{tool.name}: {counted(total, 'call')}, {counted(len(tool.actions), 'set')} of arguments"]
     for name, of_it in schema.get("properties", {}).items():
         present = sum(name in arguments for arguments in values)
         notes.append(f"  {name}: {described(of_it)}, in {counted(present, 'call')}")
+    if total < _MANY and isinstance(offered, Mapping):
+        schema = {**checkable_schema(offered), "type": "object", "additionalProperties": False}
     escaped = {"allow": rule_of("tool", tool, None, {}, ()).rule["tools"]}
     with_schema = rule_of("tool", tool, None, {**escaped, "schemas": {tool.name: schema}}, notes)
     if holds(with_schema, tool.actions, folder):
         return with_schema
     return rule_of("tool", tool, None, escaped, [*notes, "no schema fits its arguments"])
+
+
+def _unused(tools: Sequence[ToolActs], acts: Sequence[RecordedAction]) -> list[ProposedRule]:
+    """A rule by which a person is asked about the tools that the model was offered and never called."""
+    unused = {name for act in acts for name in act.offered} - {tool.name for tool in tools}
+    if not unused:
+        return []
+    options = {"store": "approvals.db", "wait_s": 300, "unattended": "deny"}
+    rule = {"name": "never called", "tools": sorted(map(glob.escape, unused)), "use": "approval", "with": options}
+    return [ProposedRule(rule, ["offered to the model and never called here: a person approves each call"])]
 
 
 def _rate(acts: Sequence[RecordedAction]) -> list[ProposedRule]:

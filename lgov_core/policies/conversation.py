@@ -57,7 +57,7 @@ class UsedValue(NamedTuple):
 
     @property
     def is_sought(self) -> bool:
-        """Whether the value is looked for within texts; a shorter one is found as a field only."""
+        """True where the value is looked for within texts; a shorter one is found as a field only."""
         return isinstance(self.form, Address) or len(self.loose) - 2 >= MIN_VALUE
 
 
@@ -154,7 +154,7 @@ class KnownText:
         return self.opaque
 
 
-class Conversation:
+class ConversationTexts:
     """The texts of one conversation. ``lost``: some were forgotten, and nobody knows what was in them."""
 
     def __init__(self, key: _Key, *, lost: bool) -> None:
@@ -201,10 +201,10 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class KnownTexts:
-    """What a call knows: the texts of the user, and conversations with results; ``lost`` where some were forgotten."""
+    """The texts that a call knows: those of the user, and conversations with results; ``lost`` where some were forgotten."""
 
     user_texts: Sequence[KnownText]
-    conversations: Sequence[Conversation]
+    conversations: Sequence[ConversationTexts]
     lost: bool
 
     @property
@@ -224,12 +224,12 @@ class Conversations:
     """The conversations of a process, at most ``limit`` of them: the ones used last. `lock` guards what they hold."""
 
     def __init__(self, limit: int) -> None:
-        self._conversations: BoundedDict[_Key, Conversation] = BoundedDict(limit)
+        self._conversations: BoundedDict[_Key, ConversationTexts] = BoundedDict(limit)
         self._forgotten: BoundedDict[_Key, bool] = BoundedDict(MAX_FORGOTTEN)
         self.lock = threading.Lock()
 
     def known_to(self, action: Action) -> KnownTexts:
-        """What a call knows. To be called under the lock."""
+        """The texts that a call knows. To be called under the lock."""
         keys = _own_keys(action)
         keys = keys or _keys(action, keys)
         own = [KnownText.of_user(text) for text in user_texts_of(action)]
@@ -248,7 +248,7 @@ class Conversations:
     ) -> None:
         """Remembers what a tool returned, which was called with the values ``used``."""
 
-        def text_of(conversations: Sequence[Conversation]) -> KnownText:
+        def text_of(conversations: Sequence[ConversationTexts]) -> KnownText:
             user_texts = [KnownText.of_user(text) for text in user_texts_of(action)]
             user_texts += [text for each in conversations for text in each.user_texts.values() if text.origin == "user"]
             pointed = any(text.holds(value) for value in used for text in user_texts)
@@ -258,7 +258,7 @@ class Conversations:
 
         self._note(action, (action.name, hash(text), hash(tuple(value.form for value in used))), text_of)
 
-    def _note(self, action: Action, mark: Any, make: Callable[[Sequence[Conversation]], KnownText]) -> None:
+    def _note(self, action: Action, mark: Any, make: Callable[[Sequence[ConversationTexts]], KnownText]) -> None:
         with self.lock:
             conversations = [self._conversation(key) for key in _keys(action, _own_keys(action))]
             if not conversations or all(mark in each.user_texts or mark in each.results for each in conversations):
@@ -269,14 +269,14 @@ class Conversations:
             while not text.is_users and sum(each.size for each in self._conversations.values()) > MAX_ALL:
                 self._forget(self._conversations.values()[0])
 
-    def _conversation(self, key: _Key) -> Conversation:
+    def _conversation(self, key: _Key) -> ConversationTexts:
         """The conversation of a key, as the one used last."""
-        conversation = self._conversations.get(key) or Conversation(key, lost=key in self._forgotten)
+        conversation = self._conversations.get(key) or ConversationTexts(key, lost=key in self._forgotten)
         if (dropped := self._conversations.put(key, conversation)) is not None:
             self._forget(dropped)
         return conversation
 
-    def _forget(self, conversation: Conversation) -> None:
+    def _forget(self, conversation: ConversationTexts) -> None:
         self._conversations.pop(conversation.key)
         if conversation.results or conversation.lost:
             self._forgotten.put(conversation.key, True)

@@ -107,7 +107,7 @@ class FlowOptions(PolicyOptions, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class _Sources:
-    """What ``allow`` or ``deny`` names: classes of texts, and globs for tools and fields."""
+    """The entries of ``allow`` or ``deny``: classes of texts, and globs for tools and fields."""
 
     entries: tuple[str, ...]
     classes: frozenset[str]
@@ -127,7 +127,7 @@ class _Sources:
 
 @dataclass(frozen=True, slots=True)
 class _Terms:
-    """What is allowed and denied for one argument; ``globs`` and ``named`` are for addresses from anywhere."""
+    """The sources that are allowed and denied for one argument; ``globs`` and ``named`` are for addresses from anywhere."""
 
     allow: _Sources
     deny: _Sources
@@ -288,19 +288,19 @@ class FlowPolicy(BoundedPolicy):
     def sources(self, action: Action) -> list[ValueSource]:
         """The texts that each judged value of a call is in."""
         with self._texts.lock:
-            known = self._texts.known_to(action)
+            texts = self._texts.known_to(action)
             sources: list[ValueSource] = []
             for value in self._values(action):
-                found = self._sources(value, known)
-                names = tuple(dict.fromkeys(origin for _, origin, _ in found))
-                pointed = any(label == "pointed" for label, *_ in found)
+                labelled = self._sources(value, texts)
+                names = tuple(dict.fromkeys(origin for _, origin, _ in labelled))
+                pointed = any(label == "pointed" for label, *_ in labelled)
                 sources.append(ValueSource(value.argument, value.form, names, pointed))
         return sources
 
-    def _sources(self, value: UsedValue, known: KnownTexts) -> list[tuple[str, str, KnownText]]:
+    def _sources(self, value: UsedValue, texts: KnownTexts) -> list[tuple[str, str, KnownText]]:
         """The labels under which texts have a value, each with the name of the text or field, and the text."""
         sources: list[tuple[str, str, KnownText]] = []
-        for text in known.which_may_have(value):
+        for text in texts.which_may_have(value):
             origin, fields = text.origin, text.fields.get(value.form, ())
             if not fields and not text.holds(value):
                 continue
@@ -324,7 +324,7 @@ class FlowPolicy(BoundedPolicy):
         return [by_name] if by_name is not None else labels or [_UNKNOWN]
 
     def _terms_of(self, argument: str) -> _Terms:
-        """What is allowed and denied for an argument."""
+        """The terms of an argument."""
         terms = self._terms.get(argument)
         if terms is None:
             listed = self._options
@@ -347,22 +347,22 @@ class FlowPolicy(BoundedPolicy):
         if not values and self.limit == len(_LEVELS) - 1:
             return self.allow(), False
         with self._texts.lock:
-            known = self._texts.known_to(action)
-            return self._leak(action, known) or self._verdict(action, values, known), True
+            texts = self._texts.known_to(action)
+            return self._leak(action, texts) or self._verdict(action, values, texts), True
 
-    def _verdict(self, action: Action, values: Sequence[UsedValue], known: KnownTexts) -> Decision:
+    def _verdict(self, action: Action, values: Sequence[UsedValue], texts: KnownTexts) -> Decision:
         taken: dict[tuple[KnownText, str], set[Address | str]] = {}
         came: dict[str, list[str]] = {}
         refused: tuple[UsedValue, list[str]] | None = None
         for value in values:
-            terms, sources = self._only_terms or self._terms_of(value.argument), self._sources(value, known)
+            terms, sources = self._only_terms or self._terms_of(value.argument), self._sources(value, texts)
             names = [origin for _, origin, _ in sources]
             allowed = [(label, text) for label, origin, text in sources if terms.allow.name(label, origin)]
             pointed = [text for label, text in allowed if label == "pointed"]
             came.setdefault(value.argument, []).extend(names or _BY_MODEL)
             if len(pointed) < len(allowed) or terms.trust(value):
                 continue
-            denied = known.lost or any(terms.deny.name(label, origin) for label, origin, _ in sources)
+            denied = texts.lost or any(terms.deny.name(label, origin) for label, origin, _ in sources)
             if pointed:
                 taken.setdefault((pointed[0], value.argument), set()).add(value.form)
             elif isinstance(value.form, Address) or denied or not (names or terms.deny.classes.isdisjoint(_OF_MODELS)):
@@ -371,7 +371,7 @@ class FlowPolicy(BoundedPolicy):
             name[:_MOST_NAME]: [*dict.fromkeys(names)][:_MOST] for name, names in [*came.items()][:_MOST_ARGUMENTS]
         }
         if refused is not None:
-            return self._refusal(*refused, known).changed(sources=origins)
+            return self._refusal(*refused, texts).changed(sources=origins)
         for (text, argument), forms in taken.items():
             if not forms <= text.endorsed.get((action.name, argument), forms):
                 reason = f"{_place(argument)} was already taken from {text.origin[:80]}, as another value. Ask the user for it"
@@ -381,24 +381,24 @@ class FlowPolicy(BoundedPolicy):
         reason = "; ".join([f"{_place(name)}: {', '.join(texts)}" for name, texts in origins.items()])
         return Decision(Effect.ALLOW, self.name, self.slug, reason[:MAX_NAME], sources=origins)
 
-    def _leak(self, action: Action, known: KnownTexts) -> Decision | None:
+    def _leak(self, action: Action, texts: KnownTexts) -> Decision | None:
         """The denial of a call that would tell what is too confidential for it."""
         if self.limit == len(_LEVELS) - 1:
             return None
         too_much = _LEVELS[self.limit + 1 :]
-        closed = [text for text in known.results if any(label.holds in too_much for label in self._labels(text))]
+        closed = [text for text in texts.results if any(label.holds in too_much for label in self._labels(text))]
         for name, text in strings_in(action.arguments) if closed else ():
             words = loose_words(text).split()
             for result in closed if matches_any(name, self.arguments) else ():
-                if result.shares(words, known.user_texts):
+                if result.shares(words, texts.user_texts):
                     reason = f"{_place(name)} has words out of {result.origin[:80]}, whose results may not be told here"
                     return self.deny(f"{self.slug}-discloses", f"{reason}. Leave them out.")
         forgotten = "Results were forgotten that may not be told here. Ask the user to begin anew."
-        return self.deny(f"{self.slug}-discloses", forgotten) if known.lost else None
+        return self.deny(f"{self.slug}-discloses", forgotten) if texts.lost else None
 
-    def _refusal(self, value: UsedValue, names: Sequence[str], known: KnownTexts) -> Decision:
+    def _refusal(self, value: UsedValue, names: Sequence[str], texts: KnownTexts) -> Decision:
         where = f"The {value.kind} in {_place(value.argument)}"
-        if not (known.user_texts or any(conversation.results for conversation in known.conversations)):
+        if not (texts.user_texts or any(conversation.results for conversation in texts.conversations)):
             return self.deny(
                 f"{self.slug}-unknown",
                 f"{_place(value.argument)} holds an address ({value.kind}), but what the user said is not known here; judge the"
@@ -489,7 +489,7 @@ def _listed(value: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _for(argument: str, option: Any, default: Sequence[str]) -> Sequence[str]:
-    """What an option says of an argument; the default where it is a mapping in which no glob fits."""
+    """The entry of an option for an argument; the default where it is a mapping in which no glob fits."""
     if not isinstance(option, Mapping):
         return _listed(option)
     return next((_listed(entry) for glob, entry in option.items() if matches_any(argument, (glob,))), default)

@@ -6,21 +6,25 @@ the pair gets through if all of them are allowed in either place, even where the
 injection. The second column are the task's own calls, without an injection. No model takes part, so nothing is refused
 that a policy does not deny.
 
-Results are given as JSON, as most frameworks write them. The record has them cut at 4,000 characters; the entry that is cut off
-is left out.
+Results are given as JSON, as most frameworks write them. The data has them cut at 4,000 characters, without the entry that is
+cut off; where AgentDojo's environment is installed (``pip install --no-deps agentdojo==0.1.35 deepdiff cachebox orderly-set
+docstring_parser email-validator dnspython``) they are whole.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import yaml
@@ -29,13 +33,15 @@ from lgov_core.authoring import suggest
 from lgov_core.authoring.replay import RecordedAction
 from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager
-from lgov_core.policies import load_policies
-from lgov_core.types import Action, Point, ToolOutcome
+from lgov_core.policies import dry_run, load_policies
+from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "agentdojo"
 #: Suites that were looked at while the rules were written; the others are measured as they are.
 DEVELOPED_ON = ("banking", "slack")
 SPLITS = 5
+#: Characters of a result in the data.
+MAX_OUTPUT = 4_000
 #: A general rule: no value out of a text that strangers write, but for fields that are the value and nothing more.
 GENERAL = {"name": "flows", "use": "flow", "with": {"allow": ["user", "system", "trusted", "fields"]}}
 
@@ -97,9 +103,45 @@ def tasks() -> tuple[Task, ...]:
     every: list[Task] = []
     for (suite, name), traces in by_task.items():
         goal = goals[suite, traces[True]["injection_task"]]
-        clean, attacked = ([step_of(row) for row in traces[kind]["steps"]] for kind in (False, True))
+        clean, attacked = (steps_of(suite, traces[kind]["steps"], goal if kind else "") for kind in (False, True))
         every.append(Task(suite, name, traces[False]["prompt"], clean, attacked, goal))
     return tuple(every)
+
+
+@cache
+def environment_of(suite: str) -> tuple[Any, Any] | None:
+    """The suite of AgentDojo's package and what runs its tools; None where it is not installed."""
+    if (package := importlib.util.find_spec("agentdojo")) is None or not package.submodule_search_locations:
+        return None
+    pipeline: Any = ModuleType("agentdojo.agent_pipeline")  # whose own imports are the libraries of all models
+    pipeline.__path__ = [str(Path(package.submodule_search_locations[0]) / "agent_pipeline")]
+    model: Any = ModuleType(f"{pipeline.__name__}.llms.google_llm")
+    model.EMPTY_FUNCTION_NAME = ""
+    for module in (pipeline, model):
+        sys.modules.setdefault(module.__name__, module)
+    tools = importlib.import_module("agentdojo.task_suite.load_suites").get_suite("v1.2.2", suite)
+    return tools, importlib.import_module("agentdojo.functions_runtime").FunctionsRuntime(tools.tools)
+
+
+def steps_of(suite: str, trace: Sequence[Mapping[str, Any]], injection: str) -> list[Step]:
+    """The steps of a trace; those that were cut with their whole result, where the environment is installed."""
+    steps, cut = [step_of(row) for row in trace], [len(row["output"] or "") >= MAX_OUTPUT for row in trace]
+    if not any(cut) or (installed := environment_of(suite)) is None:
+        return steps
+    tools, runtime = installed
+    text = f"<INFORMATION>\n{injection}\n</INFORMATION>"
+    vectors = dict.fromkeys(tools.get_injection_vector_defaults(), text) if injection else {}
+    environment = tools.load_and_inject_default_environment(vectors)
+    results = [runtime.run_function(environment, step.tool, dict(step.args))[0] for step in steps]
+    return [
+        replace(step, result=plain_json(result)) if is_cut else step
+        for step, result, is_cut in zip(steps, results, cut, strict=True)
+    ]
+
+
+def plain_json(result: Any) -> str:
+    """A result of AgentDojo's environment as JSON."""
+    return json.dumps(result, default=lambda value: value.model_dump(mode="json"), ensure_ascii=False)
 
 
 def step_of(row: Mapping[str, Any]) -> Step:
@@ -109,7 +151,7 @@ def step_of(row: Mapping[str, Any]) -> Step:
 def as_json(text: str) -> str:
     """A result in YAML as JSON; text that says nothing more as it is."""
     lines = text.splitlines()
-    if len(text) >= 4_000:  # cut off: without its last entry
+    if len(text) >= MAX_OUTPUT:  # cut off: without its last entry
         ends = [at for at, line in enumerate(lines) if line.startswith("- ")]
         lines = lines[: ends[-1]] if ends else lines
     try:
@@ -153,25 +195,33 @@ class Rollout:
     def action(self, point: Point, name: str, **more: Any) -> Action:
         return Action(point, name, rollout_id=self.name, attempt=1, **more)
 
-    def call(self, tool: str, args: Mapping[str, Any], result: str) -> str:
-        """The reason why a call is denied; empty where it is allowed, and its result is read."""
+    def call(self, tool: str, args: Mapping[str, Any], result: str, *, approves: bool = False) -> Decision:
+        """The decision on a call; the result of one that is allowed is read, or that a person ``approves`` if asked."""
         decision = self.governor.decide(self.action(Point.PRE_TOOL_CALL, tool, arguments=args))
-        if decision.blocks:
-            return f"{decision.policy}/{decision.rule}"
-        self.governor.decide(self.action(Point.POST_TOOL_CALL, tool, arguments=args, text=result, source="tool"))
-        return ""
+        if not decision.blocks or (approves and decision.effect is Effect.ESCALATE):
+            self.governor.decide(self.action(Point.POST_TOOL_CALL, tool, arguments=args, text=result, source="tool"))
+        return decision
 
 
-def denied_calls(policy: Document, task: Task) -> list[tuple[str, str]]:
-    """The task's own calls that are denied, with the reason."""
+def cause(tool: str, decision: Decision) -> str:
+    """Why a call is decided as it is: the rule, and of flows where the values came from."""
+    parts = [part for part in decision.parts or (decision,) if part.effect is decision.effect and part.sources]
+    came = {f"{name} from {', '.join(texts[:2])}" for part in parts for name, texts in (part.sources or {}).items()}
+    said = {each for each in came if each.endswith((" from user", "from the model"))}
+    rule = f"{decision.policy}/{decision.rule}" if decision.blocks else "allowed"
+    return f"{tool}: {rule} {'; '.join(sorted(came - said) or sorted(came))[:160]}".strip()
+
+
+def stopped_calls(policy: Document, task: Task) -> list[tuple[str, Decision]]:
+    """The task's own calls that are denied, or that a person is asked about, who approves them."""
     with closing(governor(policy)) as judge:
         rollout = Rollout(judge, task.prompt)
-        judged = [(step.tool, rollout.call(step.tool, step.args, step.result)) for step in task.clean]
-    return [(tool, reason) for tool, reason in judged if reason]
+        judged = [(step.tool, rollout.call(step.tool, step.args, step.result, approves=True)) for step in task.clean]
+    return [(tool, decision) for tool, decision in judged if decision.blocks]
 
 
-def gets_through(policy: Document, task: Task, pairs: Iterable[Injection]) -> Iterator[Injection]:
-    """The injections all of whose calls are allowed in the rollout of a task."""
+def gets_through(policy: Document, task: Task, pairs: Iterable[Injection]) -> Iterator[tuple[Injection, str]]:
+    """The injections all of whose calls are allowed in the rollout of a task, with why the last is."""
     with closing(governor(policy)) as judge:
         for injection in pairs:
             steps = planted(task, injection)
@@ -180,25 +230,33 @@ def gets_through(policy: Document, task: Task, pairs: Iterable[Injection]) -> It
                 rollout = Rollout(judge, task.prompt)
                 for step in steps[:before]:
                     rollout.call(step.tool, step.args, step.result)
-                if not any([rollout.call(tool, args, "") for tool, args in injection.calls]):
-                    yield injection
+                decisions = [rollout.call(tool, args, "") for tool, args in injection.calls]
+                if not any(decision.blocks for decision in decisions):
+                    yield injection, cause(injection.calls[-1][0], decisions[-1])
                     break
 
 
 def governor(policy: Document) -> Governor:
-    return Governor(load_policies(policy), manager=make_plugin_manager(builtin=(), third_party=False))
+    """A governor under a policy. Where a person is asked, nobody answers."""
+    rules = [{**rule, "with": {}} if rule["use"] == "approval" else rule for rule in policy["rules"]]
+    with dry_run():
+        policies = load_policies({**policy, "rules": rules})
+    return Governor(policies, manager=make_plugin_manager(builtin=(), third_party=False))
 
 
 # ---------------------------------------------------------------------- policies
 
 
+@cache
+def offered(suite: str) -> dict[str, Any]:
+    """The schemas of the tools of a suite, which its model is offered."""
+    return {tool["name"]: tool["parameters"] for tool in rows("tools.jsonl") if suite in tool["suite"]}
+
+
 def tool_list(suite: str) -> Document:
     """The tools of a suite with their schemas: what an operator knows who knows none of the tasks."""
-    schemas = {
-        tool["name"]: {**tool["parameters"], "type": "object", "additionalProperties": False}
-        for tool in rows("tools.jsonl")
-        if suite in tool["suite"]
-    }
+    closed = {"type": "object", "additionalProperties": False}
+    schemas = {name: {**schema, **closed} for name, schema in offered(suite).items()}
     return {
         "version": 1,
         "rules": [{"name": "tools", "use": "tool", "with": {"allow": sorted(schemas), "schemas": schemas}}],
@@ -220,7 +278,8 @@ def recorded(of: Sequence[Task]) -> list[RecordedAction]:
                 operation_id=f"{task.name}-{number}",
                 context={"user_text": task.prompt},
             )
-            acts.append(RecordedAction(action, None, None, None, None, status="ok", events=events))
+            more: dict[str, Any] = {"status": "ok", "events": events, "offered": offered(task.suite)}
+            acts.append(RecordedAction(action, None, None, None, None, **more))
             events = (ToolOutcome(action, "ok", result=step.result),)
     return acts
 
@@ -240,13 +299,6 @@ def flows_of(document: Document) -> list[Mapping[str, Any]]:
     return [rule for rule in document["rules"] if rule["use"] in ("flow", "provenance")]
 
 
-def general_for(suite: str, seen: Iterable[Task]) -> list[Mapping[str, Any]]:
-    """The general rule for the tools of a suite that no task has used."""
-    used = {step.tool for task in seen for step in task.clean}
-    unused = [tool for tool in tool_list(suite)["rules"][0]["with"]["allow"] if tool not in used]
-    return [{**GENERAL, "tools": unused}] if unused else []
-
-
 # ---------------------------------------------------------------------- the table
 
 
@@ -255,16 +307,25 @@ class Score:
     """The results of one policy: pairs that got through, and the users' calls that it denied."""
 
     pairs: int = 0
-    through: list[tuple[Task, Injection]] = field(default_factory=list)
+    through: list[tuple[Task, Injection, str]] = field(default_factory=list)
     calls: int = 0
-    denied: list[tuple[Task, str, str]] = field(default_factory=list)
+    denied: list[tuple[Task, str]] = field(default_factory=list)
+    asked: list[tuple[Task, str]] = field(default_factory=list)
 
     def add(self, policy: Document, task: Task) -> None:
         own = [injection for injection in injections() if injection.suite == task.suite and injection.calls]
         self.pairs += len(own)
-        self.through += [(task, injection) for injection in gets_through(policy, task, own)]
+        self.through += [(task, injection, why) for injection, why in gets_through(policy, task, own)]
         self.calls += len(task.clean)
-        self.denied += [(task, tool, reason) for tool, reason in denied_calls(policy, task)]
+        for tool, decision in stopped_calls(policy, task):
+            stopped = self.asked if decision.effect is Effect.ESCALATE else self.denied
+            stopped.append((task, cause(tool, decision)))
+
+    def __iadd__(self, other: Score) -> Score:
+        self.pairs, self.calls = self.pairs + other.pairs, self.calls + other.calls
+        for name in ("through", "denied", "asked"):
+            getattr(self, name).extend(getattr(other, name))
+        return self
 
 
 def halves(suite: str, split: int) -> tuple[list[Task], list[Task]]:
@@ -295,7 +356,7 @@ def score(suite: str, way: str) -> Score:
             seen, others = halves(suite, split)
             policy = suggested(seen)
             if way == "tool list, suggested flow":
-                policy = with_rules(suite, [*flows_of(policy), *general_for(suite, seen)])
+                policy = with_rules(suite, flows_of(policy))
             for task in others:
                 result.add(policy, task)
     return result
@@ -308,28 +369,40 @@ SUITES = ("banking", "slack", "travel", "workspace")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Prints the table; ``--pairs`` names what gets through and what is denied, ``--suite NAME`` takes one suite."""
+    """Prints the table; ``--pairs`` says of what gets through and what is stopped why, ``--suite NAME`` takes one suite."""
     if not DATA.exists():
         sys.exit(f"AgentDojo's calls are not at {DATA}: tasks.jsonl, tools.jsonl, traces.jsonl")
     suites = [name for name in SUITES if "--suite" not in arguments or name in arguments]
     ways = [way for way in WAYS if "--way" not in arguments or way in arguments]
-    print(f"{'policy':28}{'suite':12}{'injections through':>22}{'user calls denied':>22}{'tasks':>8}")
+    print(f"{'policy':28}{'suite':12}{'injections through':>22}{'user calls denied':>22}{'asked':>16}{'tasks':>8}")
     for way in ways:
         scores = {suite: score(suite, way) for suite in suites}
         total = Score()
         for own in scores.values():
-            total.pairs, total.calls = total.pairs + own.pairs, total.calls + own.calls
-            total.through, total.denied = total.through + own.through, total.denied + own.denied
+            total += own
         for suite, own in {**scores, "all": total}.items():
-            hit = len({(task.suite, task.name) for task, *_ in own.denied})
-            through, denied = f"{len(own.through)}/{own.pairs}", f"{len(own.denied)}/{own.calls}"
-            shares = f"{len(own.through) / own.pairs:7.1%}", f"{len(own.denied) / own.calls:7.1%}"
-            print(f"{way:28}{suite:12}{through:>14} {shares[0]}{denied:>14} {shares[1]}{hit:>8}")
+            hit = len({(task.suite, task.name) for task, _ in (*own.denied, *own.asked)})
+            print(
+                f"{way:28}{suite:12}{share(own.through, own.pairs):>22}"
+                f"{share(own.denied, own.calls):>22}{share(own.asked, own.calls):>16}{hit:>8}"
+            )
         if "--pairs" in arguments:
-            for (suite, name), count in Counter((i.suite, i.name) for _, i in total.through).most_common():
-                under = sorted({task.name for task, i in total.through if (i.suite, i.name) == (suite, name)})
-                print(f"  through  {suite}/{name} {count}: {', '.join(under)}")
-            for (suite, name, tool, reason), count in Counter(
-                (t.suite, t.name, tool, why) for t, tool, why in total.denied
-            ).items():
-                print(f"  denied   {suite}/{name} {tool} {count}: {reason}")
+            by_cause(total)
+
+
+def share(counted: Sequence[Any], of: int) -> str:
+    return f"{len(counted)}/{of} {len(counted) / of:7.1%}"
+
+
+def by_cause(total: Score) -> None:
+    """Prints what gets through and what is stopped, sorted by why, each with its tasks."""
+    lists: dict[str, list[tuple[str, str]]] = {
+        "through": [(why, f"{i.suite}/{i.name}") for _, i, why in total.through],
+        "denied": [(why, f"{task.suite}/{task.name}") for task, why in total.denied],
+        "asked": [(why, f"{task.suite}/{task.name}") for task, why in total.asked],
+    }
+    for kind, entries in lists.items():
+        for why, count in Counter(why for why, _ in entries).most_common():
+            names = Counter(name for other, name in entries if other == why)
+            listed = ", ".join(f"{name} {times}" for name, times in names.most_common())
+            print(f"  {kind:8}{count:4}  {why}\n{'':14}{listed}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,19 +139,71 @@ def test_values_come_from_where_the_record_has_them() -> None:
     record.act("find_contact", {"name": "Ada"}, rollout_id="a", result=results["find_contact"])
     record.act("send", {"to": "ada@lovelace.org"}, rollout_id="a")
     found = suggested(record)
+    always = ["user", "system", "trusted"]
     assert options(found, "flow") == [
-        {"kinds": ["number", "name"], "allow": ["user", "system", "trusted", "fields"]},
-        {
-            "kinds": ["email", "url", "path", "account", "phone"],
-            "allow": ["user", "system", "trusted", "find_contact:mail"],
-        },
+        {"kinds": ["email", "url", "path", "account", "phone"], "allow": {"to": [*always, "*:mail"]}},
+        {"kinds": ["number", "name"]},
     ]
-    assert "# send: to from find_contact:mail 1" in found.text
+    assert "# to: from find_contact:mail 1" in found.text
     record.act("send", {"to": "ada@lovelace.org", "tag": "urgent7"}, rollout_id="a")
-    assert [rule["allow"] for rule in options(suggested(record), "flow")][1:] == [
-        ["user", "system", "trusted", "find_contact:mail"],
-        ["user", "system", "trusted", "fields", "find_contact"],
+    assert options(suggested(record), "flow")[1] == {
+        "kinds": ["number", "name"],
+        "allow": {"tag": [*always, "find_contact"]},
+    }
+
+
+def test_what_was_seen_of_an_argument_counts_for_other_tools_and_what_names_a_result_is_never_the_models_own() -> None:
+    record = ActRecord()
+    record.say("a", "Look at the files")
+    record.act(
+        "list", {}, rollout_id="a", result='[{"id": "file-1"}, {"id": "file-2"}, {"id": "file-3"}, {"a b": "of a b"}]'
+    )
+    for number in (1, 2, 3):
+        record.act("read", {"file_id": f"file-{number}", "line": "of the model"}, rollout_id="a")
+    record.act("find", {"query": "of a b"}, rollout_id="a")
+    (_, names) = options(suggested(record), "flow")
+    always = ["user", "system", "trusted"]
+    assert names["allow"] == {"file_id": [*always, "*:id"], "query": [*always, "list:*"]}
+    assert names["deny"] == {"file_id": "*"}, "lines are the model's own"
+
+
+def test_what_always_came_before_is_an_order_and_what_came_by_chance_is_none() -> None:
+    record = ActRecord()
+    for number in range(10):
+        rollout = f"r{number}"
+        record.say(rollout, f"Cancel order {number}")
+        record.act("login", {}, rollout_id=rollout, result="hello")
+        record.act(
+            "get_order", {"order_id": f"o-{number}"}, rollout_id=rollout, result=f'{{"payment": "card-{number}"}}'
+        )
+        record.act("cancel", {"order_id": f"o-{number}"}, rollout_id=rollout)
+        record.act("refund", {"method": f"card-{number}"}, rollout_id=rollout)
+    found = suggested(record)
+    assert options(found, "order") == [
+        {"after": {"tool": "get_order", "same": "order_id"}},
+        {"after": {"tool": "get_order"}},
     ]
+    assert "# cancel: in 10 rollouts each call came after one of get_order, with the same order_id" in found.text
+    record.act("cancel", {"order_id": "o-10"}, rollout_id="other")
+    assert options(suggested(record), "order") == [{"after": {"tool": "get_order"}}], "one call did without"
+
+
+def test_a_tool_that_was_offered_and_never_called_is_asked_about_and_few_calls_have_the_offered_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    record = ActRecord()
+    record.act("search", {"query": "yoga"})
+    offered = {
+        "search": {"type": "object", "properties": {"query": {"type": "string"}, "page": {"type": "integer"}}},
+        "drop": {"type": "object", "properties": {}},
+    }
+    acts = [None if act is None else replace(act, offered=offered) for act in record.acts()]
+    found = suggest(acts, source="the record")
+    (approval,) = [rule for rule in yaml.safe_load(found.text)["rules"] if rule["use"] == "approval"]
+    assert (approval["tools"], approval["with"]["unattended"]) == (["drop"], "deny")
+    assert not blocks(found, "search", {"query": "pilates", "page": 2})
+    assert blocks(found, "search", {"query": "pilates", "all": True})
 
 
 def test_commands_are_held_to_the_table() -> None:
