@@ -125,8 +125,8 @@ class Settings:
     log_level: Annotated[
         str, Meta(pattern=r"\A(debug|info|warning|error)\Z", description="debug, info, warning or error")
     ] = "warning"
-    """What ``lgov serve`` logs: with ``warning`` errors, denials, and upstreams and stores that are down; with ``info`` also
-    every request."""
+    """What servers (``lgov serve``, ``train``, ``view``) log: with ``warning`` errors, denials, and upstreams and stores that
+    are down; with ``info`` also every request."""
     log_file: FilePath | None = None
     """File that the log is appended to. Default: standard error."""
     log_json: Truth = False

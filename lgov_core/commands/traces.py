@@ -86,6 +86,7 @@ def view(
     is started.
     """
     try:
+        from lgov_core.gateway.operation import logging_by
         from lgov_core.views.governance import approval_files
         from lgov_core.views.web.app import served_window
         from lgov_core.views.web.window import Window, WindowOptions
@@ -109,7 +110,10 @@ def view(
             return
         stopped = threading.Event()
         signal.signal(signal.SIGTERM, lambda _number, _frame: stopped.set())
-        with served_window(window, host=_HOST, port=port, say=say_on_stderr) as (server, address):
+        with (
+            logging_by(load_settings()),
+            served_window(window, host=_HOST, port=port, say=say_on_stderr) as (server, address),
+        ):
             about = {"address": address, "url": server.url, "path": without_password(place)}
             write_result(about, f"the window is open at {address}", as_json=as_json)
             if browse:

@@ -30,6 +30,7 @@ from lgov_core.commands.options import (
 from lgov_core.commands.traces import mounted_window, say_on_stderr
 from lgov_core.errors import SettingsError
 from lgov_core.models.load import wait_without_spinning
+from lgov_core.settings import load_settings
 from lgov_core.train.settings import TrainingJob, TrainSettings, load_train_settings
 
 #: Where ``--serve`` listens unless it says otherwise.
@@ -179,6 +180,10 @@ def _train(
     window = mounted_window(str(target), store=store if has_endpoint else None)
     job = TrainingJob(settings, target, agent, store, resume, say_on_stderr, window if has_endpoint else None)
     with contextlib.ExitStack() as beside:
+        if has_endpoint:
+            from lgov_core.gateway.operation import logging_by
+
+            beside.enter_context(logging_by(load_settings()))
         if window is not None and not has_endpoint:
             from lgov_core.gateway.server import served_alone
 

@@ -86,7 +86,7 @@ def _of_caller(who: Attribution) -> dict[str, Any]:
     return {"rollout": who.rollout_id, "attempt": who.attempt, "agent": who.agent}
 
 
-def log_request(route: str, status: int, times: tuple[float, float | None], who: Attribution) -> None:
+def log_request(route: str | None, status: int, times: tuple[float, float | None], who: Attribution) -> None:
     """Logs a request that was answered: the seconds to its end and to the first byte. Status 0: its client had left."""
     took, first = (None if seconds is None else round(seconds * 1000, 1) for seconds in times)
     fields = {"route": route, "status": status, "ms": took, "first_byte_ms": first, **_of_caller(who)}

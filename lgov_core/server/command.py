@@ -115,15 +115,16 @@ def run_server(
     server: TrainingServer | None = None
     try:
         from lgov_core.gateway.access import KeyRing
+        from lgov_core.gateway.operation import logging_by
         from lgov_core.server.training import ServerOptions, TrainingServer
 
         keys = None if listening.key_secret_file is None else KeyRing(_secret(listening.key_secret_file))
         if listening.show_admin_key and keys is None:
             raise SettingsError("there is no admin key without keys", hint="give --key-secret-file")
         mounted = None if mount is None else mount(target, store)
-        names = load_settings().allowed_hosts
-        options = ServerOptions(listening.host, listening.port, store, keys, listening.gpus, mounted, names)
-        with TrainingServer(settings, folder=target, options=options, resume=resume) as server:
+        own = load_settings()
+        options = ServerOptions(listening.host, listening.port, store, keys, listening.gpus, mounted, own.allowed_hosts)
+        with logging_by(own), TrainingServer(settings, folder=target, options=options, resume=resume) as server:
             stop, sigint = _on_signals(say)
             say(f"training server on {server.url}, everything goes to {target}")
             if listening.show_admin_key and keys is not None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from click.testing import CliRunner
@@ -80,12 +81,12 @@ def start(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]
     (tmp_path / "config.yaml").write_text(CONFIG)
     servers: list[Server] = []
 
-    def begin(*more: str, command: tuple[str, ...] = SERVER) -> Server:
+    def begin(*more: str, command: tuple[str, ...] = SERVER, **environ: str) -> Server:
         config, folder = str(tmp_path / "config.yaml"), ("--folder", str(tmp_path / "run"))
         server = command == SERVER
         given = ("--port", "0", "--config", config, *folder) if server else (config, "--serve", "127.0.0.1:0", *folder)
         log = tmp_path / f"server-{len(servers)}.log"
-        servers.append(Server((*command, *given, *more), log, LIGHTNING_MODEL_PATH=str(model_folder)))
+        servers.append(Server((*command, *given, *more), log, LIGHTNING_MODEL_PATH=str(model_folder), **environ))
         return servers[-1]
 
     yield begin
@@ -98,11 +99,23 @@ def start(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]
 TASKS = [{"question": "digits 1"}, {"question": "digits 2"}]
 
 
-def test_a_server_in_a_process_takes_tasks_and_is_interrupted_while_it_waits(start: Callable[..., Server]) -> None:
-    server = start("--gpus", "0", "--algorithm", "grpo")
+def test_a_server_in_a_process_takes_tasks_and_is_interrupted_while_it_waits(
+    start: Callable[..., Server], tmp_path: Path
+) -> None:
+    log = tmp_path / "train.log"
+    server = start(
+        *("--gpus", "0", "--algorithm", "grpo"), LGOV_LOG_LEVEL="info", LGOV_LOG_FILE=str(log), LGOV_LOG_JSON="true"
+    )
     assert Client(server.url, quiet=True).upload_data(TASKS) == {"train": 2, "test": 0}
+    refused = httpx.post(f"{server.url}/v1/chat/completions", json={"model": "tiny", "messages": "plover"})
+    assert refused.status_code == 400
     assert server.interrupt() == 130
     assert "continue with --resume" in server.said
+    assert "plover" not in log.read_text()
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    (answered,) = (line for line in lines if line["event"] == "request" and line["route"] == "/v1/chat/completions")
+    assert (answered["level"], answered["status"]) == ("info", 400)
+    assert {line["event"] for line in lines} >= {"request", "request failed"}
 
 
 @slow

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
 import pytest
 
 from lgov_core.gateway.access import KeyRing
-from lgov_core.store import RolloutQueue
+from lgov_core.store import RolloutQueue, open_store
 from lgov_core.views.web.app import ANSWERS
 from lgov_core.views.web.protocol import WindowAccess
 from tests.window.conftest import Opened
@@ -99,3 +104,42 @@ async def test_an_admin_key_opens_and_the_key_of_a_rollout_does_not(required: bo
         "lgov_admin_" + "x" * 43,
     ):
         assert not await _status(access, key)
+
+
+def test_view_logs_its_requests_and_failures_without_tokens_and_keys(tmp_path: Path) -> None:
+    """``lgov view`` in a process of its own."""
+    open_store(tmp_path / "traces.db").close()
+    log = tmp_path / "view.log"
+    environ = {**os.environ, "LGOV_LOG_LEVEL": "info", "LGOV_LOG_FILE": str(log), "LGOV_LOG_JSON": "true"}
+    command = [
+        sys.executable,
+        "-m",
+        "lgov_core",
+        "view",
+        str(tmp_path / "traces.db"),
+        "--port",
+        "0",
+        "--no-open",
+        "--json",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ, text=True, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        about = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
+        try:
+            address, token = about["address"].split("?token=")
+            with httpx.Client(follow_redirects=True) as browser:
+                assert browser.get(f"{address}api/sources").status_code == 401
+                assert browser.get(about["address"]).status_code == 200
+                assert browser.get(f"{address}api/sources").status_code == 200
+                assert browser.get(f"{address}lgov_a_key_in_a_path").status_code == 404
+                cookie = next(iter(browser.cookies.values()))
+        finally:
+            process.send_signal(signal.SIGTERM)
+    assert not {token, cookie} & set(re.split(r"\W", log.read_text()))
+    assert "lgov_a_key_in_a_path" not in log.read_text()
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    requests = [(line.get("route"), line["status"]) for line in lines if line["event"] == "request"]
+    asked = ["/view/api/sources", "/view/", "/view/", "/view/api/sources", None]
+    assert requests == list(zip(asked, [401, 303, 200, 200, 404], strict=True))
+    (failed,) = (line for line in lines if line["event"] == "request failed")
+    assert (failed["level"], failed["code"]) == ("warning", "unauthorized")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import logging
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -26,6 +27,8 @@ from starlette.types import ASGIApp
 import lgov_core
 from lgov_core.errors import LgovError
 from lgov_core.gateway.access import KeyRing
+from lgov_core.gateway.operation import log_failure
+from lgov_core.gateway.protocol import Attribution
 from lgov_core.gateway.server import EndpointServer, served_alone
 from lgov_core.policies.approvals.requests import KEY_PREFIX
 from lgov_core.views.attempt_builder import read_attempt
@@ -55,6 +58,7 @@ from lgov_core.views.web.protocol import (
 )
 from lgov_core.views.web.window import LONGEST_WAIT_S, Changes, CheckedSource, Window
 
+_LOG = logging.getLogger("lgov.window")
 Params = Mapping[str, str]
 #: Farther than any position.
 _FAR = 2**40
@@ -417,8 +421,12 @@ async def _object(request: Request) -> dict[str, Any]:
 
 def _on_error(request: Request, error: Exception) -> Response:
     if isinstance(error, LgovError):
-        return error_answer(error)
+        answer = error_answer(error)
+        log_failure(error, answer.status_code, Attribution())
+        return answer
     status = error.status_code if isinstance(error, HTTPException) else 500
+    if status == 500:
+        _LOG.error("%s failed", request.url.path, exc_info=error)
     message = error.detail if isinstance(error, HTTPException) else f"{type(error).__name__}: {error}"
     code = {404: "not_found", 405: "method"}.get(status, "internal")
     return json_answer({"error": {"code": code, "message": message, "hint": None}}, status)

@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import json
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
@@ -19,6 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lgov_core.errors import EndpointError, LgovError, StoreError
 from lgov_core.gateway.access import KeyRing
+from lgov_core.gateway.operation import log_request
+from lgov_core.gateway.protocol import Attribution
 from lgov_core.policies.approvals.requests import KEY_PREFIX
 from lgov_core.store.database import QueryTooSlow
 from lgov_core.store.pages import Filters
@@ -184,22 +187,33 @@ def _json(body: bytes, status: int) -> Response:
 
 
 class SafeHeaders:
-    """An application whose every answer has `HEADERS`."""
+    """An application whose every answer has `HEADERS`, and whose requests are logged, as those of an endpoint."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status, mount = time.perf_counter(), 0, scope.get("endpoint")
 
         async def with_headers(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers[name] = value
             await send(message)
 
-        await self._app(scope, receive, with_headers if scope["type"] == "http" else send)
+        try:
+            await self._app(scope, receive, with_headers)
+        finally:
+            # A path that is none of the window's may hold anything, also a key.
+            route = scope["path"] if scope.get("endpoint") is not mount else None
+            log_request(route, status, (time.perf_counter() - began, None), Attribution())
 
 
 #: Browsers that may have a session at the same time; the oldest one ends.
