@@ -254,6 +254,7 @@ KEPT: Final = frozenset(
         semconv.DECISION_SEVERITY,
         semconv.DECISION_SHADOWED,
         semconv.DECISION_WOULD,
+        semconv.DECISION_SOURCES,
         semconv.DECISION_LATENCY_US,
         semconv.REWARD_VALUE,
         semconv.REWARD_DIMENSION,

@@ -137,6 +137,8 @@ DECISION_SHADOWED: Final = "lgov.decision.shadowed"
 """decisions | true or false | judged and not enforced"""
 DECISION_WOULD: Final = "lgov.decision.would"
 """decisions | text | in shadow mode: the effect that was not enforced, to which policy, rule, reason and severity belong"""
+DECISION_SOURCES: Final = "lgov.decision.sources"
+"""decisions | text | JSON: by argument the texts that its value is in, as a flow rule saw them"""
 DECISION_LATENCY_US: Final = "lgov.decision.latency_us"
 """decisions | number | microseconds of judging"""
 

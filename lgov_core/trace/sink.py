@@ -8,12 +8,13 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from lgov_core._util.json_text import sorted_json
 from lgov_core.governor import ObservedDecision
 from lgov_core.hookspecs import hookimpl
 from lgov_core.scope import current_scope
 from lgov_core.trace import semconv
 from lgov_core.trace.otlp_spans import OUR_SCOPE, OTLPSpan, Scope, link_value, seconds_of, span_of
-from lgov_core.types import Action, JSONValue, Point, Reward, Span, SpanEvent, ToolOutcome, new_id
+from lgov_core.types import Action, Decision, JSONValue, Point, Reward, Span, SpanEvent, ToolOutcome, new_id
 
 
 class EventStore(Protocol):
@@ -91,6 +92,7 @@ def decision_span(observed: ObservedDecision, *, content: bool) -> Span:
                 semconv.DECISION_SEVERITY: verdict.severity.value,
                 semconv.DECISION_SHADOWED: decision.shadowed or None,
                 semconv.DECISION_WOULD: verdict.effect.label if verdict is not decision else None,
+                semconv.DECISION_SOURCES: sorted_json(sources) if (sources := _sources(decision)) else None,
                 semconv.DECISION_LATENCY_US: decision.latency_us,
             }
         ),
@@ -98,6 +100,15 @@ def decision_span(observed: ObservedDecision, *, content: bool) -> Span:
         attempt=action.attempt,
         parent_id=action.span_id or action.call_id or action.parent_id,
     )
+
+
+def _sources(decision: Decision) -> dict[str, list[str]]:
+    """The texts that each argument's value is in, out of all parts of a decision."""
+    sources: dict[str, list[str]] = {}
+    for part in decision.parts or (decision,):
+        for argument, texts in (part.sources or {}).items():
+            sources[argument] = [*dict.fromkeys([*sources.get(argument, ()), *texts])]
+    return sources
 
 
 def tool_span(outcome: ToolOutcome, *, content: bool) -> Span:

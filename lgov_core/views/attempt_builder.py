@@ -16,7 +16,7 @@ from typing import Any, cast
 from lgov_core.errors import StoreError
 from lgov_core.store import TraceStore
 from lgov_core.trace import semconv
-from lgov_core.trace.canonical import canonical
+from lgov_core.trace.canonical import as_object, canonical
 from lgov_core.trace.rollout_spans import attempt_of
 from lgov_core.transitions.calls import RecordedConversations
 from lgov_core.types import BLOCKING, Attempt, CapturedCall, JSONValue, Reward, Rollout, Span
@@ -330,7 +330,14 @@ def _decision(span: Span, tree: AgentTree) -> RecordedDecision:
         at=span.started_at,
         latency_us=float(latency) if isinstance(latency, int | float) else None,
         response_id=_first(attributes, semconv.CALL_ID) or tree.response_of(span.parent_id),
+        sources=_sources(attributes.get(semconv.DECISION_SOURCES)),
     )
+
+
+def _sources(recorded: Any) -> dict[str, list[str]]:
+    """The texts of each argument out of an attribute, which anybody may have written."""
+    sources = as_object(recorded) if isinstance(recorded, str) else None
+    return {name: list(map(str, texts)) for name, texts in (sources or {}).items() if isinstance(texts, list)}
 
 
 def _lines(rewards: Iterable[Reward]) -> tuple[RewardLine, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lgov_core.types import JSONValue, Outcome, Point
 
@@ -20,7 +20,7 @@ class Message:
 class RecordedDecision:
     """A decision as it was recorded. ``blocks`` is true for deny and escalate; ``would`` is the effect that shadow mode
     kept from being enforced, or "". ``response_id`` is the model call that it was about, where that is known. ``at`` is in Unix
-    seconds.
+    seconds. ``sources`` has by argument the texts that its value was in, where a rule looked.
     """
 
     point: str
@@ -36,6 +36,7 @@ class RecordedDecision:
     at: float | None = None
     latency_us: float | None = None
     response_id: str | None = None
+    sources: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,7 @@ def test_what_a_decision_does_not_say() -> None:
         "policy_digest": "",
         "approval": "",
         "question": None,
+        "sources": None,
     }
     assert (decision.abort, decision.shadowed, decision.fault) == (False, False, False)
     assert all(value is False for value in (decision.abort, decision.shadowed, decision.fault))

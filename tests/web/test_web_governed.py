@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lgov_core.governor import Governor
-from lgov_core.policies import ApprovalPolicy
+from lgov_core.policies import ApprovalPolicy, FlowPolicy
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.store import open_store
 from lgov_core.trace.sink import StoreSink
-from lgov_core.types import Action, Point
+from lgov_core.types import Action, Point, ToolOutcome
 from tests.web.browser import expect
 from tests.web.recorded_run import DeniesDrops, Planted
 from tests.web.served import Served, served
+from tests.window.recorded_rollouts import call, proposed
 from tests.window.test_window_governed import reported
 
 
@@ -33,11 +35,46 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield opened
 
 
+@pytest.fixture
+def flows(tmp_path: Path) -> Iterator[Served]:
+    """A rollout in which two calls took their recipient from the user and from a page."""
+    with open_store(tmp_path / "traces.sqlite") as store:
+        paid = {"tool_calls": [proposed("t1", "pay"), proposed("t2", "pay")]}
+        store.add_call(
+            call("c9", "flows", [{"role": "user", "content": "Pay ann"}], paid, None, None, tools=("t1", "t2"))
+        )
+        governor = Governor([FlowPolicy()], plugins=[StoreSink(store)])
+        with enter_scope(RolloutScope("flows")):
+            governor.decide(Action(Point.INPUT, "desk", text="Pay ann@firma.de", source="user"))
+            governor.decide(Action(Point.POST_TOOL_CALL, "read_page", text="eve@evil.net <i>x</i>", source="tool"))
+            for call_id, recipient in (("t1", "ann@firma.de"), ("t2", "eve@evil.net")):
+                arguments = {"to": recipient, "note": "of the model"}
+                pay = Action(Point.PRE_TOOL_CALL, "pay", arguments=arguments, call_id=call_id)
+                decision = governor.decide(pay)
+                governor.record(ToolOutcome(pay, "denied" if decision.blocks else "ok", decision=decision))
+    with served(tmp_path / "traces.sqlite") as opened:
+        yield opened
+
+
 def test_a_rollout_is_found_from_the_tasks(window: Served, page: Any) -> None:
     window.open(page, "#/tasks")
     page.get_by_role("listitem", name="Task first").locator("a.chip").click()
     expect(page.locator("main")).to_contain_text("200 → 40")
     expect(page.locator("main")).not_to_contain_text("running")
+
+
+def test_each_argument_of_a_call_says_which_text_it_is_from(flows: Served, page: Any) -> None:
+    flows.open(page, "#/rollout/flows")
+    calls = page.get_by_role("group", name="Tool call pay")
+    expect(calls).to_have_count(2)
+    edges = [
+        call.get_by_role("list", name="where the arguments come from").get_by_role("listitem") for call in calls.all()
+    ]
+    assert [[edge.inner_text() for edge in each.all()] for each in edges] == [
+        ["note\n←\nthe model", "to\n←\nuser"],
+        ["note\n←\nthe model", "to\n←\nread_page"],
+    ]
+    assert [each.last.get_attribute("class") for each in edges] == ["chip good", "chip warn"]
 
 
 def test_without_tokens_to_train_on_nothing_is_said_of_training(window: Served, page: Any) -> None:

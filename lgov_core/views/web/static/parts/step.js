@@ -30,10 +30,20 @@ export function Tool({ tool, source, marked = false }) {
     <div class="row between"><p class="role mono">${plain(tool.name)}</p>
       <span class="row"><${Rewards} rewards=${tool.rewards} />${tool.claimed && html`<${Badge} value="claimed" title="Reported from outside, not recorded here" />`}<${ToolState} tool=${tool} /></span></div>
     <${Text} value=${tool.arguments} source=${source} json label="arguments" none="no arguments" />
+    <${Sources} decisions=${tool.decisions} />
     <${Decisions} decisions=${tool.decisions} source=${source} />
     ${tool.result && html`<p class="role">result</p><${Text} value=${tool.result} source=${source} json label="result" />`}
     ${tool.error && tool.error !== tool.status && html`<p class="bad" dir="auto">${plain(tool.error)}</p>`}
   </div>`;
+}
+
+/** Which text the value of each argument is in, as a rule about flows saw it: coloured by who wrote the text. */
+function Sources({ decisions }) {
+  const sources = Object.entries(Object.assign({}, ...decisions.map((decision) => decision.sources)));
+  const kind = (text) => (text === "user" || text === "system" ? "good" : text === "the model" ? "" : "warn");
+  return sources.length > 0 && html`<ul class="edges row small" aria-label="where the arguments come from">${sources.map(([argument, texts]) =>
+    html`<li class="chip ${kind(texts[0])}"><span class="mono">${plain(argument)}</span> ← ${texts.map((text) =>
+      html`<${Badge} value=${text} kind=${kind(text)} title=${kind(text) === "warn" ? "a result of this tool has the value" : ""} />`)}</li>`)}</ul>`;
 }
 
 /** What is known of the call, in one line. */
