@@ -105,8 +105,8 @@ def decision_span(observed: ObservedDecision, *, content: bool) -> Span:
 def _sources(decision: Decision) -> dict[str, list[str]]:
     """The texts that each argument's value is in, out of all parts of a decision."""
     sources: dict[str, list[str]] = {}
-    for part in decision.parts or (decision,):
-        for argument, texts in (part.sources or {}).items():
+    for component in decision.parts or (decision,):
+        for argument, texts in (component.sources or {}).items():
             sources[argument] = [*dict.fromkeys([*sources.get(argument, ()), *texts])]
     return sources
 
