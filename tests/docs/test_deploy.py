@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -68,6 +69,63 @@ def test_the_monitor_finds_the_service_and_asks_for_metrics_with_a_key() -> None
     assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
     assert endpoint["path"] == "/metrics"
     assert endpoint["authorization"]["credentials"]["name"] == "lgov"
+
+
+def shape(needed: str, **fields: Any) -> dict[str, Any]:
+    """A schema of an object with these fields and no others; those in ``needed`` it must have."""
+    return {"type": "object", "additionalProperties": False, "required": needed.split(), "properties": fields}
+
+
+NUMBER, TEXT, OBJECT = {"type": "integer", "minimum": 0}, {"type": "string", "minLength": 1}, {"type": "object"}
+#: Of the operators' own kinds, which kubernetes_validate does not know: the fields that these files use, and no others.
+OWN_KINDS = {
+    "monitoring.coreos.com/v1": shape(
+        "selector endpoints",
+        selector=shape("", matchLabels=OBJECT),
+        endpoints={
+            "type": "array",
+            "items": shape(
+                "port",
+                **dict.fromkeys(("port", "path"), TEXT),
+                interval={"type": "string", "pattern": r"^\d+(ms|s|m|h)$"},
+                authorization=shape("credentials", credentials=shape("key", name=TEXT, key=TEXT)),
+            ),
+        },
+    ),
+    "ray.io/v1": shape(
+        "entrypoint rayClusterSpec",
+        entrypoint=TEXT,
+        shutdownAfterJobFinishes={"type": "boolean"},
+        **dict.fromkeys(("ttlSecondsAfterFinished", "backoffLimit"), NUMBER),
+        rayClusterSpec=shape(
+            "headGroupSpec",
+            headGroupSpec=shape("rayStartParams template", rayStartParams=OBJECT, template=OBJECT),
+            workerGroupSpecs={
+                "type": "array",
+                "items": shape(
+                    "groupName minReplicas maxReplicas rayStartParams template",
+                    groupName=TEXT,
+                    **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), NUMBER),
+                    **dict.fromkeys(("rayStartParams", "template"), OBJECT),
+                ),
+            },
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["ServiceMonitor", "RayJob"])
+def test_a_manifest_of_an_operator_has_the_fields_of_its_kind(kind: str) -> None:
+    manifest = OPTIONAL[kind]
+    schema = OWN_KINDS[manifest["apiVersion"]]
+    jsonschema.validate(manifest["spec"], schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**manifest["spec"], "spek": {}}, schema)
+
+
+def test_what_operates_the_endpoint_is_there() -> None:
+    assert "poddisruptionbudget.yaml:PodDisruptionBudget" in MANIFESTS
+    assert set(OPTIONAL) == {"HorizontalPodAutoscaler", "ServiceMonitor", "RayJob"}
 
 
 def test_the_ray_job_runs_a_training_as_the_command_line_takes_it() -> None:
