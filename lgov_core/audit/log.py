@@ -296,7 +296,7 @@ def _erasure_fields(
     if signer is None or signer.public.hex() != key:
         raise AuditKeyError(
             f"the record is signed with the key {key}: only who has its key may erase from it",
-            hint="name the secret key: lgov audit erase --key, the setting audit_key, or AuditLog(signer=...)",
+            hint="name the secret key: lgov erase --set audit_key=FILE, the setting audit_key, or AuditLog(signer=...)",
         )
     try:
         signature = signer.sign(_ERASURE_DOMAIN + canonical(statement).encode())

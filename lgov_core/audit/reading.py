@@ -178,7 +178,8 @@ class EntrySelection:
     """The entries that fit every field that is set.
 
     ``since`` and ``before`` are Unix times in seconds. ``tool`` and ``agent`` are globs; only entries about a tool call have
-    a tool. ``text`` is looked for in any case: in the arguments and texts of an entry, its name and its reasons.
+    a tool. ``text`` is looked for in any case: in the arguments and texts of an entry, its name and its reasons. ``entry_id``
+    is the id of an entry, which its outcome fits too.
     """
 
     rollout_id: str | None = None
@@ -188,6 +189,7 @@ class EntrySelection:
     tool: str | None = None
     agent: str | None = None
     text: str | None = None
+    entry_id: str | None = None
 
     def holds(self, entry: AuditEntry) -> bool:
         """Returns whether ``entry`` is one of them."""
@@ -198,7 +200,8 @@ class EntrySelection:
             and (self.before is None or entry.time_ns < self.before * 1e9)
             and (self.tool is None or (is_tool_call(entry) and fnmatchcase(entry.name or "", self.tool)))
             and (self.agent is None or fnmatchcase(entry.agent or "", self.agent))
-            and (self.text is None or _mentions(entry, self.text.casefold()))
+            and self.entry_id in (None, entry.entry_id, entry.refers_to)
+            and (self.text is None or _mentions(entry, self.text))
         )
 
 
@@ -207,10 +210,15 @@ def is_tool_call(entry: AuditEntry) -> bool:
     return (entry.point or "").endswith("tool_call")
 
 
-def _mentions(entry: AuditEntry, needle: str) -> bool:
-    reasons = (verdict["reason"] for verdict in (entry.verdict, *(entry.body.get("parts") or ())))
-    texts = (entry.name, *reasons, *_texts(entry.arguments), *_texts(entry.content))
-    return any(needle in text.casefold() for text in texts if text)
+def _mentions(entry: AuditEntry, text: str) -> bool:
+    reasons = [verdict["reason"] for verdict in (entry.verdict, *(entry.body.get("parts") or ()))]
+    return mentions([entry.name, reasons, entry.arguments, entry.content], text)
+
+
+def mentions(value: Any, text: str) -> bool:
+    """Returns whether ``text`` is in a text of a JSON value, in any case."""
+    needle = text.casefold()
+    return any(needle in each.casefold() for each in _texts(value))
 
 
 def _texts(value: Any) -> Iterator[str]:

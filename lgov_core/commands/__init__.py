@@ -28,11 +28,11 @@ _COMMANDS: Commands = {
         {
             "show": ("List or count the entries of a record.", "audit:show"),
             "verify": ("Verify a record's chain and signatures.", "audit:verify"),
-            "erase": ("Erase texts: of an entry, a rollout, a person.", "audit:erase"),
             "rotate": ("Archive a record, and begin the next.", "audit:rotate"),
             "keygen": ("Create the key that signs records.", "audit:keygen"),
         },
     ),
+    "erase": ("Erase a person's texts from records, approvals and stores.", "audit:erase"),
     "traces": (
         "List, show and delete recorded rollouts.",
         {

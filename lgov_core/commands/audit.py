@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,17 +21,19 @@ from lgov_core.commands.options import (
     limit_option,
     moment_option,
     opened_record,
+    opened_store,
     record_or_setting,
     settings_option,
     yes_option,
 )
 from lgov_core.errors import LgovError, counted
-from lgov_core.settings import load_settings
+from lgov_core.settings import load_settings, without_password
 
 if TYPE_CHECKING:
-    from lgov_core.audit import AuditEntry, AuditLog
+    from lgov_core.audit import AuditEntry, Signer
     from lgov_core.audit.reading import EntrySelection
     from lgov_core.audit.report import AuditReport
+    from lgov_core.settings import Settings
 
 #: Characters of arguments in the table.
 _ARGUMENTS_SHOWN: Final = 80
@@ -113,7 +116,6 @@ def _verify_folder(path: Path, key: str | None, require_signed: bool, as_json: b
 @click.option(
     "--denied", is_flag=True, help="Only decisions that blocked something, or would have outside shadow mode."
 )
-@click.option("--entry", "entry_id", metavar="ID", help="Only the entry with this id (aud_...), and its outcome.")
 @click.option("--counts", is_flag=True, help="Count the decisions instead, and verify the record.")
 @limit_option("Most recent rows")
 @click.pass_context
@@ -122,7 +124,6 @@ def show(
     path: Path | None,
     selection: EntrySelection,
     denied: bool,
-    entry_id: str | None,
     counts: bool,
     limit: int,
     as_json: bool,
@@ -140,8 +141,6 @@ def show(
     path = record_or_setting(path)
     with opened_record(path) as record:
         entries = [entry for entry in record.entries(selection.rollout_id) if selection.holds(entry)]
-    if entry_id is not None:
-        entries = [entry for entry in entries if entry_id in (entry.entry_id, entry.refers_to)]
     if denied:
         entries = [entry for entry in entries if entry.verdict["effect"] in BLOCKING]
     if counts:
@@ -217,66 +216,201 @@ def _count_rows(report: AuditReport, table: Mapping[str, Counter[str]]) -> Itera
 
 # ---------------------------------------------------------------------- erase
 
+#: Files of which it is looked up whether they hold an erased text, and the most bytes of such a file.
+_TEXT_FILES: Final = (".jsonl", ".json", ".html", ".txt", ".csv", ".log")
+_MOST_READ: Final = 2**26
+_NOT_REACHED: Final = (
+    "backups, copies and exports elsewhere",
+    "what was sent away: to models, webhooks and OpenTelemetry",
+    "what the framework keeps itself, such as sessions and checkpoints",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Erased:
+    """The texts that are erased in one place, in words, and those that are not, with the reason."""
+
+    location: str
+    count: int
+    what: str
+    rest: str = ""
+
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.AUDIT_BROKEN)
-@click.argument("path", type=PATH)
-@click.option("--entry", "entry_id", metavar="ID", help="The entry whose texts to erase.")
+@click.argument("path", type=PATH, required=False)
 @entries_option
 @click.option("--reason", default="", help="Reason; recorded.")
+@click.option("--dry-run", is_flag=True, help="List what would be erased, without its texts, and erase nothing.")
 @settings_option
 @yes_option
 @click.pass_context
 def erase(
     ctx: click.Context,
-    path: Path,
-    entry_id: str | None,
+    path: Path | None,
     selection: EntrySelection,
     reason: str,
     assignments: Mapping[str, str],
+    dry_run: bool,
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Erase arguments and texts of one entry, or of all that fit the options, from the audit record PATH.
+    """Erase what holds a text (--where text=TEXT), wherever lgov keeps it; or the texts of the audit record PATH that fit.
 
-    The chain stays valid, and an entry says what was erased; in a signed record it is signed with the record's key (the setting
-    audit_key). Exits 1 when there was nothing to erase. Names, ids and reasons are part of the chain and stay: entries where
-    the text of --where is in one are counted. Copies, exports and trace stores keep the texts.
+    Without PATH, or with a folder: in the records, approvals and trace stores in the folder, and those that its settings and
+    policy name. Requests for approval, rollouts, and calls of no rollout go as a whole. What is not reached is named.
+
+    Of entries of a record, arguments and texts are erased. The chain stays valid, and an entry says what was erased; in a
+    signed record it is signed with the record's key (the setting audit_key). Names, ids and reasons are part of the chain and
+    stay; such entries are counted. Exits 1 when there was nothing to erase, or a place could not be erased from.
     """
-    from lgov_core.audit import default_signer
     from lgov_core.audit.reading import EntrySelection
 
-    if (entry_id is None) == (selection == EntrySelection()):
-        raise click.UsageError("give --entry, or options such as --where rollout=ID, --where text=TEXT or --before")
-    if as_json and not yes:
-        raise click.UsageError("--json does not prompt: give --yes with it")
-    if not yes:
-        what = str(entry_id)
-        if entry_id is None:
-            with opened_record(path) as record:
-                what = counted(len(_entries_with_texts(record, None, selection)), "entry", "entries")
-        click.confirm(f"Erase the texts of {what} for good?", abort=True, err=True)
     settings = load_settings(texts=assignments)
-    with opened_record(path, signer=default_signer(settings.audit_key), heads=settings.heads) as record:
-        entries = _entries_with_texts(record, entry_id, selection)
-        rollouts = sorted({entry.rollout_id for entry in entries if entry.rollout_id})
-        count = record.erase(entry_id=entry_id, selection=None if entry_id else selection, reason=reason)
-        kept = 0 if selection.text is None else sum(map(selection.holds, record.entries()))
-    text = f"erased the texts of {counted(count, 'entry', 'entries')}"
-    if kept:
-        text += f"; {counted(kept, 'entry', 'entries')} still with it in a name or a reason, which the chain needs"
-    if rollouts:
-        text += f"\nfrom {counted(len(rollouts), 'rollout')}, which a trace store has too (lgov traces prune STORE"
-        text += f"{''.join(f' --where rollout={rollout}' for rollout in rollouts)})"
-    write_result({"path": str(path), "erased": count, "kept": kept, "rollouts": rollouts}, text, as_json=as_json)
-    ctx.exit(Exit.OK if count else Exit.FINDING)
+    everywhere = path is None or path.is_dir()
+    if selection == EntrySelection() or (everywhere and selection != EntrySelection(text=selection.text)):
+        raise click.UsageError(
+            "give --where text=TEXT; or a record, and options such as --where rollout=ID or --before"
+        )
+    if as_json and not (yes or dry_run):
+        raise click.UsageError("--json does not prompt: give --yes or --dry-run with it")
+    places = _kept_places(path or Path.cwd(), settings) if everywhere else {str(path): "record"}
+    strict = not everywhere
+    erased = [] if yes and not dry_run else _erase(places, selection, reason, settings, dry_run=True, strict=strict)
+    if not dry_run:
+        if not yes:
+            click.echo("\n".join(f"{each.location}: {each.what}" for each in erased), err=True)
+            click.confirm("Erase these texts for good?", abort=True, err=True)
+        erased = _erase(places, selection, reason, settings, dry_run=False, strict=strict)
+    missed = _not_reached(places) if everywhere else []
+    if as_json:
+        write_json({"dry_run": dry_run, "places": list(map(asdict, erased)), "not_reached": missed})
+    else:
+        write_table(
+            ("place", "would erase" if dry_run else "erased", "not erased"),
+            [(each.location, each.what, each.rest) for each in erased],
+        )
+        if missed:
+            click.echo("\nnot reached: " + "; ".join(missed))
+    failed = any(not each.what for each in erased)
+    ctx.exit(Exit.OK if any(each.count for each in erased) and not failed else Exit.FINDING)
 
 
-def _entries_with_texts(record: AuditLog, entry_id: str | None, selection: EntrySelection) -> list[AuditEntry]:
-    return [
-        entry
-        for entry in record.entries()
-        if (entry.arguments or entry.content) and entry_id in (None, entry.entry_id) and selection.holds(entry)
+def _kept_places(folder: Path, settings: Settings) -> dict[str, str]:
+    """The places in ``folder``, and those that the settings and the policy there name, each with its kind."""
+    from lgov_core.governance import DEFAULT_AUDIT
+    from lgov_core.places import POLICY_NAMES
+    from lgov_core.views.governance import approval_files
+    from lgov_core.views.sources import kept_below
+
+    policies = [settings.policy, *(folder / name for name in POLICY_NAMES)]
+    named = [
+        ("approvals", file) for policy in policies if policy and policy.is_file() for file in approval_files(policy)
     ]
+    named.append(("record", settings.audit or folder / DEFAULT_AUDIT))
+    places = {str(path.resolve()): kind for kind, path in named if path.is_file()}
+    if (store := settings.store) is not None and ("://" in store or Path(store).is_file()):
+        places[store if "://" in store else str(Path(store).resolve())] = "store"
+    return {**{location: kind for kind, location in kept_below(folder.resolve())}, **places}
+
+
+def _erase(
+    places: Mapping[str, str],
+    selection: EntrySelection,
+    reason: str,
+    settings: Settings,
+    *,
+    dry_run: bool,
+    strict: bool,
+) -> list[_Erased]:
+    """Erases in each place, where not in a ``dry_run``; what cannot be erased is said, or with ``strict`` raised."""
+    from lgov_core.audit import default_signer
+    from lgov_core.audit.reading import mentions
+    from lgov_core.audit.signing import heads_path
+
+    signer = None if dry_run else default_signer(settings.audit_key)
+
+    def holds(value: Any) -> bool:
+        return mentions(value, selection.text or "")
+
+    erased: list[_Erased] = []
+    for location, kind in places.items():
+        try:
+            if kind == "record":
+                heads = settings.heads if strict or not heads_path(Path(location)).exists() else None
+                done = _erase_entries(Path(location), selection, reason, signer, heads, dry_run=dry_run)
+            elif kind == "approvals":
+                done = _erase_requests(Path(location), holds, dry_run=dry_run)
+            elif kind == "store":
+                done = _erase_rollouts(location, holds, dry_run=dry_run)
+            else:
+                done = _look_into(Path(location), holds)
+        except LgovError as error:
+            if strict:
+                raise
+            done = _Erased(without_password(location), 0, "", str(error))
+        if done is not None and (done.count or done.rest or strict):
+            erased.append(done)
+    return erased
+
+
+def _erase_entries(
+    path: Path, selection: EntrySelection, reason: str, signer: Signer | None, heads: Path | None, *, dry_run: bool
+) -> _Erased:
+    with opened_record(path, signer=signer, heads=None if dry_run else heads) as record:
+        fitting = [entry for entry in record.entries() if selection.holds(entry)]
+        going = [entry for entry in fitting if entry.arguments or entry.content]
+        count = len(going) if dry_run else record.erase(selection=selection, reason=reason)
+        bare = (replace(entry, arguments=None, content=None) for entry in fitting)
+        kept = 0 if selection.text is None else sum(map(selection.holds, bare))
+    what = f"the texts of {counted(count, 'entry', 'entries')}"
+    rest = f"{counted(kept, 'entry', 'entries')} with it in a name or a reason, which the chain needs" if kept else ""
+    return _Erased(str(path), count, what, rest)
+
+
+def _erase_requests(path: Path, holds: Callable[[Any], bool], *, dry_run: bool) -> _Erased:
+    from lgov_core.policies import ApprovalRequests
+
+    with closing(ApprovalRequests(path)) as requests:
+        count, waiting = requests.erase(holds, dry_run=dry_run)
+    rest = f"{counted(waiting, 'request')} whose call waits for the answer" if waiting else ""
+    return _Erased(str(path), count, counted(count, "request"), rest)
+
+
+def _erase_rollouts(source: str, holds: Callable[[Any], bool], *, dry_run: bool) -> _Erased:
+    with opened_store(source) as store:
+        pruned = store.erase(holds, dry_run=dry_run)
+    names = ("rollout", "attempt", "call", "reward", "span")
+    what = ", ".join(counted(getattr(pruned, f"{name}s"), name) for name in names)
+    rest = f"{counted(pruned.spared, 'rollout')} that wait or run" if pruned.spared else ""
+    return _Erased(without_password(source), pruned.rollouts + pruned.calls + pruned.spans, what, rest)
+
+
+def _look_into(path: Path, holds: Callable[[Any], bool]) -> _Erased | None:
+    """A file that is not lgov's to change, if the text is in it."""
+    try:
+        if path.suffix not in _TEXT_FILES or path.stat().st_size > _MOST_READ:
+            return None
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    lines = sum(holds(line) for line in text.splitlines())
+    return _Erased(str(path), 0, "nothing", f"{counted(lines, 'line')} with it, in a file of yours") if lines else None
+
+
+def _not_reached(places: Mapping[str, str]) -> list[str]:
+    """Where the text may be as well, in words: archives that are elsewhere, what was trained on, what left the machine."""
+    missed: list[str] = []
+    for record_path in (path for path, kind in places.items() if kind == "record"):
+        names: list[str] = []
+        with suppress(LgovError), opened_record(Path(record_path)) as record:
+            names = [entry.body["previous"]["file"] for entry in record.entries() if "previous" in entry.body]
+        missed += [
+            f"{name}, the archive before {record_path}"
+            for name in names
+            if name not in {Path(each).name for each in places}
+        ]
+    trained = {str(Path(path).parent) for path in places if path.endswith(".parquet")}
+    return [*missed, *(f"{folder}, and the models trained on it" for folder in sorted(trained)), *_NOT_REACHED]
 
 
 # ---------------------------------------------------------------------- rotate, keygen

@@ -153,7 +153,9 @@ def single(where: Where, field: str) -> str | None:
 
 
 #: The fields of an audit record's entries that can be chosen by.
-ENTRY_FIELDS: Final = {"rollout": "ID", "session": "ID", "tool": "GLOB", "agent": "GLOB", "text": "TEXT"}
+ENTRY_FIELDS: Final = {
+    "entry": "ID", "rollout": "ID", "session": "ID", "tool": "GLOB", "agent": "GLOB", "text": "TEXT",
+}  # fmt: skip
 
 
 def selection_of(where: Where, since: float | None, before: float | None) -> EntrySelection:
@@ -162,6 +164,7 @@ def selection_of(where: Where, since: float | None, before: float | None) -> Ent
 
     values = {name: single(where, name) for name in ENTRY_FIELDS}
     return EntrySelection(
+        entry_id=values["entry"],
         rollout_id=values["rollout"],
         session_id=values["session"],
         tool=values["tool"],

@@ -6,8 +6,8 @@ What is deleted is chosen by a condition; rollouts that have not ended are spare
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Final
 
 from lgov_core.errors import StoreError
@@ -290,6 +290,32 @@ class RolloutQueue(TraceStore):
                 lambda transaction: delete_unattributed(transaction, before, dry_run=dry_run), alone=True
             ).result()
         return total
+
+    def erase(self, holds: Callable[[Any], bool], *, dry_run: bool = False) -> Pruned:
+        """Deletes every rollout with a value of which ``holds`` is true, and such calls and spans of no rollout, for good.
+
+        The values are inputs, results, requests, responses, names and attributes. As `prune` otherwise; rewrites the store
+        afterwards (`vacuum`), because deleted texts are in it until then.
+        """
+        ids = {rollout.rollout_id for rollout in self.rollouts() if holds([rollout.task_id, rollout.input])}
+        ids |= {attempt.rollout_id for attempt in self.attempts() if holds([attempt.error, attempt.result])}
+        calls = {(call.rollout_id, call.response_id) for call in self.calls() if holds([call.request, call.response])}
+        spans = {(span.rollout_id, span.span_id) for span in self.spans() if holds(asdict(span))}
+        ids |= {rollout_id for rollout_id, _ in (*calls, *spans) if rollout_id is not None}
+
+        def delete_loose(transaction: Transaction) -> Pruned:
+            of_calls, of_spans = ([own for rollout_id, own in rows if rollout_id is None] for rows in (calls, spans))
+            of_response, of_span = (f"rollout_id IS NULL AND {name} = ANY(?)" for name in ("response_id", "span_id"))
+            return Pruned(
+                rewards=_delete(transaction, "rewards", of_response, of_calls, dry_run=dry_run),
+                calls=_delete(transaction, "calls", of_response, of_calls, dry_run=dry_run),
+                spans=_delete(transaction, "spans", of_span, of_spans, dry_run=dry_run),
+            )
+
+        erased = self.prune(rollout_ids=ids, dry_run=dry_run) + self._submit(delete_loose, alone=True).result()
+        if not dry_run and erased != Pruned(spared=erased.spared):
+            self.vacuum()
+        return erased
 
     def vacuum(self) -> None:
         """Gives the space of what was deleted back to the system. Writers may have to wait for as long as it takes."""

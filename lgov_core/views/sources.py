@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from lgov_core._util.sqlite_file import file_identity
+from lgov_core._util.sqlite_file import BESIDE, file_identity
 from lgov_core.audit import AuditLog
 from lgov_core.errors import LgovError, StoreError
 from lgov_core.settings import without_password
@@ -125,6 +125,24 @@ def _databases(folder: Path) -> list[Path]:
     except OSError:
         return []
     return sorted(files, key=lambda path: (path.stem != "store", path.name))[:_MOST_FILES]
+
+
+def kept_below(folder: Path, depth: int = _DEPTH) -> Iterator[tuple[str, str]]:
+    """The audit records, approvals and stores in a folder and below, each with its kind, and the other files of folders."""
+    kinds = {_STORE: "store", _AUDIT: "record", _APPROVALS: "approvals"}
+    if (folder / "server.json").is_file() and (store := store_of(folder)) != str(folder):
+        yield "store", store
+    try:
+        inside = sorted(folder.iterdir())
+    except OSError:
+        return
+    for path in inside:
+        if path.is_symlink() or (path.name.startswith(".") and path.name != ".lgov"):
+            continue
+        if path.is_dir() and depth > 0:
+            yield from kept_below(path, depth - 1)
+        elif path.is_file() and not path.name.endswith(BESIDE):
+            yield kinds.get(_kind(path) if path.suffix in _SUFFIXES else b"", "file"), str(path)
 
 
 def _kind(path: Path) -> bytes:

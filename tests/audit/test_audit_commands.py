@@ -60,7 +60,7 @@ def test_the_commands_in_the_document_do_what_it_says(run: Run, tmp_path: Path) 
         "audit show",
         "export audit.db",
         "export audit.db",
-        "audit erase",
+        "erase audit.db",
     )
     run_command = commands.pop(1)
     assert run_command[:2] == ["lgov", "run"]
@@ -121,7 +121,7 @@ def test_show_lists_and_filters(run: Run, tmp_path: Path) -> None:
     ]  # fmt: skip
     (denied,) = json.loads(run("audit", "show", path, "--denied", "--json").stdout)
     assert (denied["effect"], denied["arguments"]) == ("deny", {"path": "private"})
-    one = json.loads(run("audit", "show", path, "--entry", denied["entry_id"], "--json").stdout)
+    one = json.loads(run("audit", "show", path, "--where", f"entry={denied['entry_id']}", "--json").stdout)
     assert [(entry["kind"], entry["name"]) for entry in one] == [("decision", "rm"), ("outcome", "rm")]
     assert json.loads(run("audit", "show", path, "--where", "rollout=r2", "--json").stdout) == []
     assert "never/deny" in run("audit", "show", path).stdout
@@ -194,12 +194,12 @@ def test_an_export_is_whole_or_not_there_and_follows_no_link(run: Run, tmp_path:
 def test_erase_asks_first_and_says_when_there_is_nothing(run: Run, tmp_path: Path) -> None:
     make_key(tmp_path / "audit.key")
     path = record(tmp_path)
-    assert run("audit", "erase", path, "--where", "rollout=r1").exit_code != 0  # nobody said yes
+    assert run("erase", path, "--where", "rollout=r1").exit_code != 0  # nobody said yes
     assert verify(path).erased == 0
-    assert run("audit", "erase", path, "--where", "rollout=r9", "--yes").exit_code == 1
-    assert run("audit", "erase", path, "--yes").exit_code == 2
-    erased = run("audit", "erase", path, "--where", "rollout=r1", "--yes", "--json", "--set", "audit_key=audit.key")
-    assert json.loads(erased.stdout)["erased"] == 4
+    assert run("erase", path, "--where", "rollout=r9", "--yes").exit_code == 1
+    assert run("erase", path, "--yes").exit_code == 2
+    erased = run("erase", path, "--where", "rollout=r1", "--yes", "--json", "--set", "audit_key=audit.key")
+    assert [each["count"] for each in json.loads(erased.stdout)["places"]] == [4]
     assert verify(path).ok
 
 
@@ -250,7 +250,7 @@ def test_looking_into_a_file_that_lost_everything_makes_no_record_of_it(run: Run
     for command, status, why in (
         (["audit", "show", path], 4, "there is nothing in"),
         (["export", path], 1, "there is nothing in"),
-        (["audit", "erase", path, "--where", "rollout=r1", "--yes"], 4, "there is nothing in"),
+        (["erase", path, "--where", "rollout=r1", "--yes"], 4, "there is nothing in"),
         (["policy", "eval", "policy.yaml", path], 1, "there is nothing in" if left else "holds no case"),
         (["traces", "list", path], 1, "there is nothing in"),
     ):

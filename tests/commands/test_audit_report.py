@@ -132,18 +132,16 @@ def test_an_unknown_time_is_wrong_usage(path: Path) -> None:
 
 
 def test_a_person_is_erased_by_a_text(path: Path) -> None:
-    result = lgov("audit", "erase", str(path), "--where", f"text={EMAIL}", "--reason", "asked for", "--yes")
-    first, second = result.stdout.splitlines()
-    assert first == "erased the texts of 2 entries"
-    assert second == "from 1 rollout, which a trace store has too (lgov traces prune STORE --where rollout=r1)"
+    result = lgov("erase", str(path), "--where", f"text={EMAIL}", "--reason", "asked for", "--yes")
+    assert "the texts of 2 entries" in result.stdout
     assert shown(path, "--where", f"text={EMAIL}") == []
     assert EMAIL.encode() not in path.read_bytes()
     assert (verify(path).ok, verify(path).erased) == (True, 2)
 
 
 def test_what_the_chain_keeps_of_a_text_is_counted(path: Path) -> None:
-    result = lgov("audit", "erase", str(path), "--where", "text=destroys", "--yes")
-    assert "1 entry still with it in a name or a reason" in result.stdout
+    result = lgov("erase", str(path), "--where", "text=destroys", "--yes")
+    assert "1 entry with it in a name or a reason" in " ".join(result.stdout.split())
 
 
 def test_texts_of_an_age_are_erased(path: Path) -> None:
@@ -152,13 +150,13 @@ def test_texts_of_an_age_are_erased(path: Path) -> None:
         now = time.time()
         log.commit(act("late", "clerk", query="SELECT 2"), ALLOWED)
     before = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1e6):06}"
-    assert lgov("audit", "erase", str(path), "--before", before, "--yes").exit_code == 0
+    assert lgov("erase", str(path), "--before", before, "--yes").exit_code == 0
     assert [one["position"] for one in shown(path) if one["arguments"]] == [6]
 
 
 def test_nothing_is_erased_without_a_choice(path: Path) -> None:
-    assert lgov("audit", "erase", str(path), "--yes").exit_code == 2
-    assert lgov("audit", "erase", str(path), "--yes", "--entry", "e", "--where", "tool=*").exit_code == 2
+    assert lgov("erase", str(path), "--yes").exit_code == 2
+    assert lgov("erase", "--yes", "--where", "tool=*").exit_code == 2, "only a text is looked for everywhere"
 
 
 def run_governed(folder: Path, *options: str) -> Any:

@@ -100,10 +100,7 @@ def test_another_record_does_not_pass_for_the_archive(archived: tuple[Path, list
 def test_texts_of_an_archive_can_be_erased(archived: tuple[Path, list[Path]]) -> None:
     path, (first, _) = archived
     assert (
-        lgov(
-            "audit", "erase", str(first), "--where", "text=of first-0", "--yes", "--set", "audit_key=audit.key"
-        ).exit_code
-        == 0
+        lgov("erase", str(first), "--where", "text=of first-0", "--yes", "--set", "audit_key=audit.key").exit_code == 0
     )
     status, records = checked(path)
     assert (status, records[2]["erased"], records[2]["entries"]) == (0, 1, 4)
@@ -140,8 +137,8 @@ def test_settings_name_the_key_and_the_heads(tmp_path: Path, key: SigningKey) ->
     path = tmp_path / "audit.db"
     with AuditLog(path, signer=key, heads=tmp_path / "far" / "heads.jsonl") as log:
         log.commit(Action(Point.PRE_TOOL_CALL, "one", arguments={"text": "private"}, rollout_id="r1"), ALLOWED)
-    erased = lgov("audit", "erase", str(path), "--where", "text=private", "--reason", "asked", "--yes")
-    assert (erased.exit_code, "lgov traces prune STORE --where rollout=r1" in erased.stdout) == (0, True), erased.output
+    erased = lgov("erase", str(path), "--where", "text=private", "--reason", "asked", "--yes")
+    assert erased.exit_code == 0, erased.output
     assert lgov("audit", "rotate", str(path), "--to", "old").exit_code == 0
     words = lgov("audit", "verify", str(path), "--archive", "old", "--head", "far/heads.jsonl", "--require-signed")
     assert (words.exit_code, "kept there too" in words.stdout) == (0, False), words.output

@@ -168,7 +168,7 @@ def test_run_without_a_command_is_wrong_usage() -> None:
         ("serve", "--model", "m", "--host", "0.0.0.0"),
         ("transitions", "x", "--cap", "task=nan"),
         ("traces", "prune", "x", "--keep-last", "1"),
-        ("audit", "erase", "x", "--entry", "1"),
+        ("erase", "x", "--where", "entry=1"),
     ],
 )
 def test_with_json_a_usage_error_is_json(command: tuple[str, ...], folder: Path) -> None:

@@ -42,6 +42,36 @@ def test_nothing_is_deleted_unless_something_says_what(store: RolloutQueue) -> N
             store.prune(**wrong)  # type: ignore[arg-type]
 
 
+def test_what_holds_a_text_is_erased(store: RolloutQueue, reopen: Place) -> None:
+    for rollout_id in ("a", "b", "c", "waits", None):
+        add(store, rollout_id, 1000.0, run=None if rollout_id == "waits" else "run1")
+    said = {"messages": [{"content": "write to Ann@example.org"}]}
+    for rollout_id, request in (("a", said), (None, said), ("b", {"messages": []})):
+        store.add_call(
+            CapturedCall(
+                f"more-{rollout_id}", "m", request, {}, None, None, None, "stop", 0, 1.0, 1.0, 1, 2, rollout_id, 1
+            )
+        )
+    store.add_spans(
+        [Span("tool", "s1", 1.0, 2.0, {"to": "ann@example.org"}, "c"), Span("ann@example.org", "s2", 1.0, 2.0, {})]
+    )
+    store.enqueue([Rollout("waits", "t1", "run1", {"to": "ann@example.org"}, 1.0)])
+
+    def holds(value: object) -> bool:
+        return "ann@example.org" in str(value).casefold()
+
+    expected = Pruned(rollouts=2, attempts=0, calls=6, rewards=2, spans=4, spared=1)
+    assert store.erase(holds, dry_run=True) == expected
+    assert left(store) == {"a", "b", "c", "waits", None}
+    assert store.erase(holds) == expected
+    assert left(store) == {"b", "waits", None}
+    assert {call.response_id for call in store.calls() if call.rollout_id is None} == {"None-1000.0-0", "None-1000.0-1"}
+    assert store.erase(holds) == Pruned(spared=1)
+    again = reopen()
+    assert left(again) == {"b", "waits", None}
+    again.close()
+
+
 def test_by_age(store: RolloutQueue, reopen: Place) -> None:
     for rollout_id, at in (("a", 1000.0), ("b", 2000.0), ("unannounced", 1500.0), (None, 1200.0), (None, 2200.0)):
         add(store, rollout_id, at, run=None if rollout_id == "unannounced" else "run1")

@@ -380,6 +380,32 @@ class ApprovalRequests(SharedDatabase):
         with self._change() as (connection, _):
             connection.execute("DELETE FROM requests WHERE request_id = ? AND state = 'pending'", (request_id,))
 
+    def erase(self, holds: Callable[[Any], bool], *, dry_run: bool = False) -> tuple[int, int]:
+        """Deletes every request with a value of which ``holds`` is true, for good, and overwrites it in the file.
+
+        Returns how many, and how many stay because their call waits for the answer now.
+        """
+        columns = "content, inquiry, answers, answered_by, reason"
+        with self._change() as (connection, now):
+            rows = connection.execute(
+                f"SELECT request_id, state = 'pending' AND coalesce(waits_until, 0) > ?, {columns} FROM requests",
+                (now,),
+            ).fetchall()
+            fitting = [(row[0], row[1]) for row in rows if holds(list(row[2:]))]
+            going = [(request_id,) for request_id, waits in fitting if not waits]
+            if not dry_run:
+                connection.execute("PRAGMA secure_delete = ON")
+                connection.executemany("DELETE FROM requests WHERE request_id = ?", going)
+        if going and not dry_run and self.path is not None:
+            with self._lock:
+                (busy, *_) = self._open().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            if busy:
+                raise PolicyError(
+                    f"approvals file {self.path}: what was deleted is still in its -wal file, because another process reads it",
+                    hint="erase again once no process reads the file",
+                )
+        return len(going), len(fitting) - len(going)
+
     # ------------------------------------------------------------------ the file
 
     @contextmanager
