@@ -51,7 +51,11 @@ LINKS = {
     "rules": "policy.yaml",
     "sub/up": "..",
     "sub/secret": "../.env",
+    "sub/top": "../..",
+    "sub/notes.txt": "../../outside/notes.txt",
 }
+#: Members of an archive.
+PACKED_LINKS = {"l": "../../outside", "gov": "../policy.yaml", "up": ".", "notes.txt": "../../outside/notes.txt"}
 PIECES: dict[str, str] = yaml.safe_load(Path(__file__).with_name("shell_effects.yaml").read_text())
 WORDS, COMMANDS = (PIECES[kind].splitlines() for kind in ("words", "commands"))
 
@@ -67,6 +71,12 @@ def fill(folder: Path) -> None:
     for name in ("x.tar", "evil.tar"):
         with tarfile.open(folder / name, "w") as archive:
             archive.add(folder / "evil", arcname=".")
+    for name in ("links.tar", "sub/links.tar"):
+        with tarfile.open(folder / name, "w") as archive:
+            for member, target in PACKED_LINKS.items():
+                link = tarfile.TarInfo(member)
+                link.type, link.linkname = tarfile.SYMTYPE, target
+                archive.addfile(link)
 
 
 def composed(seed: int) -> list[str]:

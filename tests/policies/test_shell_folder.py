@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -179,6 +182,133 @@ def test_settings_are_not_brought_into_a_folder_by_a_wildcard(tmp_path: Path) ->
     assert not any(policy.judge_command(text).blocks for text in texts)
     (tmp_path / "evil" / "lgov.toml").write_text("timeout_s = 9")
     assert all(policy.judge_command(text).blocks for text in texts)
+
+
+def made(folder: Path, **links: str) -> ShellPolicy:
+    """A project with a note outside of it, and with links."""
+    (folder / "outside").mkdir()
+    (folder / "outside" / "note.txt").write_text("a note")
+    (folder / "project" / "sub" / "deep").mkdir(parents=True)
+    for name, target in links.items():
+        (folder / "project" / "sub" / name).symlink_to(target)
+    return ShellPolicy(cwd=str(folder / "project"), writable=[str(folder / "project")])
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("cat sub/top/../outside/note.txt", False),
+        ("cd sub/top && echo x > ../outside/note.txt", False),
+        ("find sub/top/.. -name note.txt -exec cat {} +", False),
+        ("cd sub/deep && cat ../../README.md", True),
+        ("cat sub/deep/../a.txt", True),
+        ("find sub -name 'n*' -exec cat {} +", False),
+        ("find sub -name 'n*' | xargs cat", False),
+        ("find sub -name 'n*' -exec tee {} + < README.md", False),
+        ("for f in $(find sub -name 'n*'); do cat $f; done", False),
+        ("find sub -name '*.log' -delete", True),
+        ("find sub -name '*.md' -exec cat {} +", True),
+    ],
+)
+def test_a_path_leads_where_the_kernel_goes_behind_a_link(text: str, allowed: bool, tmp_path: Path) -> None:
+    policy = made(tmp_path, **{"top": "../..", "note": "../../outside/note.txt", "x.log": "../../outside/note.txt"})
+    assert policy.judge_command(text).blocks is not allowed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mkdir -p a/b && cd a/b && ln -s ../../outside q && cd ../.. && mv a/b d && cat d/q/note.txt",
+        "mkdir -p a/b && cd a/b && ln -s ../../outside q && cd ../.. && cp -r a/b d && echo x > d/q/note.txt",
+        "mkdir -p a/b && cd a/b && ln -s ../../outside q && mv q ../../q",
+        "mkdir -p a/b/c && ln -s $PWD/sub a/b/c/q && cat a/b/c/q/../../outside/note.txt",
+        "cp -r sub a && cat a/up/../../outside/note.txt",
+        "ln -s sub s && cat s/note.txt",
+        "ln -s $PWD/sub s && ln -s s t && head t/note.txt",
+        "ln -s note.txt sub/q && cat sub/q",
+        "ln -s sub s && echo x > s/note.txt",
+    ],
+)
+def test_a_link_that_a_text_makes_is_not_carried_elsewhere(text: str, tmp_path: Path) -> None:
+    policy = made(tmp_path, up=".", note="../../outside/note.txt", **{"note.txt": "../../outside/note.txt"})
+    assert policy.judge_command(text).blocks
+    assert not policy.judge_command("mkdir -p a && ln -s $PWD/sub/a.txt a/q && cat a/q && mv sub/b.txt c.txt").blocks
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+@pytest.mark.parametrize(
+    ("members", "allowed"),
+    [
+        ({"lib.so": "lib.so.1", "lib.so.1": None}, True),
+        ({"a/lib.so": "../b/lib.so.1", "b/lib.so.1": None}, True),
+        ({"out": "../../outside"}, False),
+        ({"out": "/etc"}, False),
+        ({"env": ".env"}, False),
+        ({"a": "b/../../c"}, False),
+        ({"a": "b", "a/x": None}, False),
+        ({"-r": None}, False),
+    ],
+)
+def test_an_archive_brings_only_links_that_stay_in_its_folder(
+    members: dict[str, str | None], allowed: bool, kind: str, tmp_path: Path
+) -> None:
+    policy = made(tmp_path)
+    folder = tmp_path / "project"
+    if kind == "tar":
+        with tarfile.open(folder / "a.tar", "w") as tar:
+            for name, target in members.items():
+                member = tarfile.TarInfo(name)
+                member.type, member.linkname = (tarfile.REGTYPE, "") if target is None else (tarfile.SYMTYPE, target)
+                tar.addfile(member)
+    else:
+        with zipfile.ZipFile(folder / "a.zip", "w") as packed:
+            for name, target in members.items():
+                entry = zipfile.ZipInfo(name)
+                entry.external_attr = (stat.S_IFREG if target is None else stat.S_IFLNK) << 16
+                packed.writestr(entry, target or "")
+    text = f"mkdir n && {'tar xf a.tar -C n' if kind == 'tar' else 'unzip -q a.zip -d n'}"
+    assert policy.judge_command(text).blocks is not allowed
+    climbs = policy.judge_command(f"{text} && cat n/up/../../outside/note.txt")
+    assert climbs.blocks, "what it brings may be a link"
+
+
+def test_a_hard_link_in_an_archive_names_no_secret(tmp_path: Path) -> None:
+    policy = made(tmp_path)
+    for name, blocks in (("a.txt", False), (".env", True)):
+        with tarfile.open(tmp_path / "project" / "a.tar", "w") as tar:
+            member = tarfile.TarInfo("x")
+            member.type, member.linkname = tarfile.LNKTYPE, name
+            tar.addfile(member)
+        assert policy.judge_command("mkdir n && tar xf a.tar -C n").blocks is blocks
+
+
+def test_a_wildcard_does_not_become_an_option(tmp_path: Path) -> None:
+    policy = made(tmp_path)
+    assert not policy.judge_command("grep x *").blocks
+    assert policy.judge_command("touch -- -r").blocks
+    (tmp_path / "project" / "-r").touch()
+    assert policy.judge_command("grep x *").blocks
+    assert not policy.judge_command("grep x ./*").blocks
+    assert not policy.judge_command("grep -- x *").blocks
+
+
+def test_a_program_of_the_owner_is_not_given_what_governs(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    policy = ShellPolicy(cwd=folder, writable=[folder], code={"allow": ["pytest"]}, commands=["mytool"])
+    for word in ("policy.yaml", "--out=lgov.toml", "-olgov.toml", ".lgov/audit.db", "--out=.git/hooks/x", "*"):
+        assert policy.judge_command(f"mytool {word}").blocks
+        assert policy.judge_command(f"pytest {word}").blocks
+    assert not policy.judge_command("mytool --out=report.xml -c pyproject.toml src/*.py").blocks
+    assert not policy.judge_command("pytest -q tests/test_a.py -k 'a and not b'").blocks
+
+
+def test_a_repository_whose_hook_git_status_runs_is_not_read(tmp_path: Path) -> None:
+    policy = ShellPolicy(cwd=str(tmp_path))
+    (tmp_path / ".git" / "hooks").mkdir(parents=True)
+    (tmp_path / ".git" / "config").write_text("[core]\n\tbare = false\n")
+    assert not policy.judge_command("git status").blocks
+    (tmp_path / ".git" / "hooks" / "post-index-change").touch()
+    assert policy.judge_command("git status").blocks
 
 
 def test_users_of_the_machine_are_no_options_of_ps(tmp_path: Path) -> None:

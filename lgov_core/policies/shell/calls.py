@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from lgov_core.places import FileChange
+from lgov_core.policies.shell.filenames import Effect
 from lgov_core.policies.shell.languages import LANGUAGES, check_sed, check_sql
 from lgov_core.policies.shell.syntax import (
     ANY,
@@ -28,7 +29,7 @@ from lgov_core.policies.shell.syntax import (
     unknown,
 )
 from lgov_core.policies.shell.table import Entry, Kind, Table, names, pattern
-from lgov_core.policies.shell.workspace import Effect, Workspace
+from lgov_core.policies.shell.workspace import Workspace
 
 #: What a flag may carry behind ``=``: a word that names no file elsewhere.
 _PLAIN_VALUE = re.compile(r"[\w.,:+%@-]*")
@@ -58,8 +59,7 @@ class Call:
     #: Commands that it runs: the kind they are given as, and their words.
     commands: list[tuple[str, list[str]]] = field(default_factory=list[tuple[str, list[str]]])
     operands: list[str] = field(default_factory=list[str])
-    #: Operands that a wildcard begins, and that may become options.
-    expands: list[str] = field(default_factory=list[str])
+    expands: list[str] = field(default_factory=list[str])  # those that a wildcard begins
     options: set[str] = field(default_factory=set[str])
     #: Whether an option that acts precedes one that selects the files.
     late: bool = False

@@ -24,17 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from lgov_core.places import NAMES, PROJECT_FILE, FileChange, GoverningPlaces, governs, is_harmless
+from lgov_core.policies.shell.filenames import Effect, Search, is_secret, may_be, names_secret, runs_others
 from lgov_core.policies.shell.syntax import ANY, BELOW, STAR, UNKNOWN, ShellRefusal, is_wild, shown, unclear
-from lgov_core.policies.shell.workspace import (
-    SPLIT,
-    Effect,
-    Search,
-    Workspace,
-    is_secret,
-    may_be,
-    names_secret,
-    runs_others,
-)
+from lgov_core.policies.shell.workspace import SPLIT, Workspace
 
 #: Keys of a repository's configuration that run and load nothing.
 _PLAIN_KEYS = re.compile(
@@ -293,14 +285,14 @@ class Look:
                     folder, name = os.path.split(entry.path)
                     if search.split and SPLIT.search(entry.path, len(root)) and may_be(search.path, entry.path):
                         self._unclear(_SPACES)
+                    if below and entry.is_symlink() and search.effect != "moves" and may_be(search.path, entry.path):
+                        self._at_its_place(search.effect, entry.path)
                     if folder not in closed and not names_secret(os.path.basename(folder), name):
                         continue
                     if entry.is_dir(follow_symlinks=False):
                         closed.add(entry.path)
                     elif not self._lenient and search.reads(name) and (not below or may_be(search.path, entry.path)):
                         raise _shows(search.path, entry.path)
-                    if below and entry.is_symlink() and search.effect != "moves" and may_be(search.path, entry.path):
-                        self._at_its_place(search.effect, entry.path)
         except (OSError, ValueError) as error:
             hint = "name a smaller folder, or leave some out (--exclude-dir=node_modules)"
             self._unclear(f"It is not clear what this reads: {error}; {hint}.")

@@ -8,13 +8,21 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase, translate
-from functools import lru_cache
-from itertools import pairwise, product
-from typing import Any, Literal
+from fnmatch import fnmatchcase
+from itertools import product
+from typing import Any
 
 from lgov_core.places import PROJECT_FILE, FileChange, GoverningPlaces, is_harmless
-from lgov_core.policies.content.secrets import CREDENTIAL_NAMES
+from lgov_core.policies.shell.filenames import (
+    Effect,
+    Search,
+    is_regenerable,
+    is_secret,
+    may_be,
+    may_be_protected,
+    pattern_of,
+    runs_others,
+)
 from lgov_core.policies.shell.syntax import (
     ANY,
     BELOW,
@@ -28,7 +36,6 @@ from lgov_core.policies.shell.syntax import (
     as_glob,
     code,
     is_wild,
-    literal,
     shown,
     unclear,
 )
@@ -36,14 +43,10 @@ from lgov_core.policies.shell.table import allowed_values, globs, names, regex
 from lgov_core.policies.shell.words import State
 
 _SCRATCH = ("/tmp", "/var/tmp")
-#: Wildcards of one word beyond which it may be anything.
-MAX_WILD = 24
 #: A quoted wildcard that another program expands, in names with a leading dot too.
 _WILDCARDS = str.maketrans({"*": f"{BELOW}{STAR}", "?": ANY, "[": ANY})
 #: What ``xargs`` and the shell split names at.
 SPLIT = re.compile(r"[\s'\"\\]")
-#: A glob that every program reads alike.
-_PLAIN_GLOB = re.compile(r"[\w.*?-]+")
 _PLAIN_WORD = re.compile(r"\w+(?:[/.]\w+)*")
 #: Where a path may begin in an argument; the colon of an address is none of them.
 _PATHS_IN = re.compile(r"[@,=]|:(?!//\w)")
@@ -51,10 +54,6 @@ _PARTS, _OPTION = re.compile(r"[=:@,]"), re.compile(r"^-\w(?=[/~.])")
 _CLIMBS, _PATHSPEC = re.compile(r"^(?:\.{1,2}/+)*\.\./+"), re.compile(r"^:\([a-z,]*\)|^:/")
 
 
-#: ``follows``: reads what the links in a tree lead to. ``carries``: gives a tree with its links another name. ``brings``: gives
-#: files their names in another folder, which are not written out. ``climbs``: goes to the folder above, which behind a link is
-#: another than is written. ``expands``: a wildcard that another program takes for words, options among them.
-Effect = Literal["reads", "writes", "moves", "follows", "carries", "brings", "climbs", "expands"]
 #: Rules of what cannot be judged: in a box the kernel decides.
 UNJUDGED = frozenset(
     {"shell-unknown", "shell-code", "shell-sends", "shell-unclear", "shell-unparsable", "shell-environment"}
@@ -76,43 +75,8 @@ class Grants:
     history: bool
 
 
-@dataclass(frozen=True)
-class Search:
-    """A tree whose files are read: those that ``globs`` select (True) and do not leave out, of which the last match decides.
-
-    ``split``: the names are split at spaces, so that they may be others.
-    """
-
-    path: str
-    split: bool = False
-    globs: tuple[tuple[bool, str], ...] = ()
-    #: Names of folders that it does not enter, as globs.
-    folders: tuple[str, ...] = ()
-    #: Whether files are read that no glob matches; of these and of folders, whether hidden ones.
-    others: bool = True
-    hidden: bool = True
-    #: What is done to the files, or, for moves, to their names.
-    effect: Effect = "reads"
-
-    def enters(self, name: str) -> bool:
-        """Returns whether it looks for files in folders of this name."""
-        if name in names("files", "fetched") or any(fnmatchcase(name, glob) for glob in self.folders):
-            return False
-        return self.hidden or name[:1] != "." or self._selected(name) is True
-
-    def reads(self, name: str) -> bool:
-        """Returns whether it reads files of this name."""
-        if self.effect != "reads":
-            return False
-        selected = self._selected(name)
-        return self.others and (self.hidden or name[:1] != ".") if selected is None else selected
-
-    def _selected(self, name: str) -> bool | None:
-        for selects, glob in reversed(self.globs):
-            plain = _PLAIN_GLOB.fullmatch(glob) is not None
-            if (not plain or fnmatchcase(name.lower(), glob.lower())) if selects else plain and fnmatchcase(name, glob):
-                return selects
-        return None
+#: How often a path may go to the folder above.
+MAX_CLIMBS = 32
 
 
 class Workspace:
@@ -128,8 +92,8 @@ class Workspace:
         self.state, self.budget = State(home), Budget()
         #: Files and folders that it has moved: a build does not make them again.
         self.moved: set[str] = set()
-        #: Links that it makes, and names of trees that it copies or moves: links may be in them.
-        self.links: set[str] = set()
+        #: Links that it makes, with what they may lead to; and names of trees that it copies or moves: links may be in them.
+        self.links: dict[str, set[str]] = {}
         self.carried: set[str] = set()
         #: Files that it reads, writes, or moves and removes: what is found there is looked up at each decision.
         #: With how often it does so.
@@ -180,7 +144,7 @@ class Workspace:
             if (
                 is_wild(path)
                 and BELOW not in path
-                and any(map(_pattern(path).fullmatch, map(str.lower, self.grants.places.kept)))
+                and any(map(pattern_of(path).fullmatch, map(str.lower, self.grants.places.kept)))
             ):
                 raise ShellRefusal("shell-governs", f"{shown(word)} may be what lgov keeps about this program.")
             self._touch("reads", path)
@@ -264,7 +228,7 @@ class Workspace:
             below = self._relative(path).split("/")
             protected = runs_others(below)
             rooted = posixpath.dirname(path) in {self.home, *self.state.folders, *self.writable}.difference(_SCRATCH)
-            if protected or (rooted and _may_be_protected(below[-1])):
+            if protected or (rooted and may_be_protected(below[-1])):
                 raise ShellRefusal(
                     "shell-write", f"{shown(word)} is or may be a file that makes other programs run it."
                 )
@@ -292,12 +256,12 @@ class Workspace:
         self.effects[key] = self.effects.get(key, 0) + 1 + self.repeats
 
     def _may_govern(self, path: str) -> bool:
-        return self.grants.places.matching(_pattern(path))
+        return self.grants.places.matching(pattern_of(path))
 
     def _found_are_plain(self, path: str) -> bool:
         """Returns whether files that a search finds may be written: none is in ``.git``."""
         folder, _, name = path.partition(BELOW)
-        ended = re.fullmatch(rf"{STAR}\.\w+", name) is not None and not _may_be_protected(name)  # in .git none is
+        ended = re.fullmatch(rf"{STAR}\.\w+", name) is not None and not may_be_protected(name)  # in .git none is
         return not is_wild(folder) and (ended or folder.rstrip("/") not in self._roots())
 
     def unpack(self, archive: str, folder: str, strip: int) -> None:
@@ -343,8 +307,16 @@ class Workspace:
         if ".." in word.split("/") and "/" in (link or ""):
             raise unclear(f"It is not clear where a link to {shown(word)} leads; write its target from the root.")
         name = word.rstrip("/").rpartition("/")[2]
-        for created in [name] if link is None else [link, f"{link}/{name}"]:
-            self.links.update(self._paths(created))
+        targets = set(self._paths(word))
+        for path in [
+            path for text in ([name] if link is None else [link, f"{link}/{name}"]) for path in self._paths(text)
+        ]:
+            beside = os.path.normpath(
+                os.path.join(posixpath.dirname(path), word)
+            )  # a symbolic link counts from its folder
+            self.links.setdefault(path, set()).update(
+                target for target in (*targets, beside) if not _inside(target, path)
+            )
         if any(_inside(root, path) for path in self._paths(word) for root in self._roots()):
             raise ShellRefusal(
                 "shell-write", f"A link to {shown(word)} would give the files of this folder other names."
@@ -376,7 +348,7 @@ class Workspace:
                 raise ShellRefusal(
                     "shell-delete", "A name with a space would be several; use find -delete or xargs -0."
                 )
-            if self._is_scratch(path) or any(map(_is_regenerable, self._relative(path).split("/"))):
+            if self._is_scratch(path) or any(map(is_regenerable, self._relative(path).split("/"))):
                 continue
             folder, _, name = path.rpartition("/")
             deep = STAR in folder or BELOW in path
@@ -452,21 +424,40 @@ class Workspace:
         if ".." in word.split("/"):
             for path in whole:
                 self._climb(path)
-        return list({os.path.normpath(path) for path in whole})
+        return list(self._behind_links({os.path.normpath(path) for path in whole}))
+
+    def _behind_links(self, paths: set[str]) -> set[str]:
+        """``paths``, and where the links of this text lead them."""
+        waiting = list(paths) if self.links else []
+        while waiting:
+            path = waiting.pop()
+            for link, targets in self.links.items():
+                self.budget.spend(4 + len(path) // 16)
+                if _inside(path, link):
+                    led = {target + path[len(link) :] for target in targets} - paths
+                    paths |= led
+                    waiting += led
+        return paths
 
     def _climb(self, path: str) -> None:
         """Notes the folders behind which a path goes up: behind a link it would get elsewhere than is written."""
-        names_of_path = path.split("/")
-        for at, name in enumerate(names_of_path):
-            below = os.path.normpath("/".join(names_of_path[:at]) or "/")
-            if name != ".." or below == "/":
+        made = (*self.links, *self.carried, *(folder for _, folder, _ in self.unpacked))
+        above: list[str] = []
+        if path.count("..") > MAX_CLIMBS:
+            raise unclear(f"{shown(path)} goes up and down too often; write the name out.")
+        for name in path.split("/"):
+            if name != "..":
+                above += [name] if name not in ("", ".") else []
                 continue
-            links = (*self.links, *self.carried, *(folder for _, folder, _ in self.unpacked))
-            if any(_inside(below, link) for link in links):
-                raise unclear(
+            below = "/" + "/".join(above)
+            if any(_inside(below, link) for link in made):
+                reason = (
                     f"Behind what this text makes or unpacks, {shown(path)} may lead elsewhere; write it without .."
                 )
-            self._touch("climbs", below)
+                raise unclear(reason)
+            if above:
+                self._touch("climbs", below)
+                above.pop()
 
     def _roots(self) -> tuple[str, ...]:
         return (*self.writable, self.home, *self.state.folders)
@@ -490,112 +481,5 @@ def _secret(word: str) -> ShellRefusal:
     return ShellRefusal("shell-secret", f"{shown(word)} holds keys, credentials or private history.")
 
 
-def _is_regenerable(name: str) -> bool:
-    if is_wild(name.replace(BELOW, "")):
-        return as_glob(name) in names("files", "regenerable")
-    return globs("regenerable").match(name.replace(BELOW, "")) is not None
-
-
 def _inside(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip("/") + "/")
-
-
-def runs_others(names_of_path: Sequence[str]) -> bool:
-    """Returns whether a path, as its names, is or lies in what other programs run."""
-    return any(map(_is_protected, (*names_of_path, *("/".join(pair) for pair in pairwise(names_of_path)))))
-
-
-def _may_be_protected(name: str) -> bool:
-    """Returns whether a name with wildcards may be one that is never written."""
-    glob = as_glob(name.lower())
-    return is_wild(name) and any(fnmatchcase(protected, glob) for protected in names("files", "protected"))
-
-
-@lru_cache(4096)
-def _is_protected(name: str) -> bool:
-    name = name.lower().replace(BELOW, "")
-    if globs("protected").match(name) is not None:
-        return True
-    hidden = name[:1] == "." and is_wild(name)
-    return hidden and any(fnmatchcase(protected, as_glob(name)) for protected in names("files", "protected"))
-
-
-@lru_cache(4096)
-def is_secret(word: str) -> bool:
-    """Returns whether a path names a secret by its name or place, or may do so through a wildcard."""
-    if word == PIPE:  # its commands are judged by themselves
-        return False
-    path = re.sub(f"{STAR}{{2,}}", STAR, re.sub(r"/{2,}", "/", word.replace(BELOW, "")))
-    if len(path) - len(literal(path)) > MAX_WILD:
-        return True
-    if "/./" in path or "/../" in path or path.startswith("./"):
-        path = os.path.normpath(path)
-    path = re.sub(r"^(?:/proc/(?:self|thread-self|\d+)/(?:root|cwd)|file:/+)(?=/)", "", path)
-    parts = path.split("/")
-    called = [*parts, *("/".join(pair) for pair in pairwise(parts))]
-    if globs("templates").match(parts[-1]):
-        called = [name for name in called if name not in (parts[-1], ".ssh") and not name.startswith(".ssh/")]
-    if any(_is_secret_name(name) for name in called if name):
-        return True
-    # ``.*`` and ``.e*``: of a hidden file too little is said to know that it is not one of these.
-    if any(name[:1] == "." and is_wild(name) and len(literal(name)) < 3 for name in parts):
-        return True
-    return is_wild(path) and _may_be_secret(path, hidden=BELOW in word)
-
-
-def names_secret(folder: str, name: str) -> bool:
-    """Returns whether a file in a folder of this name is secret by its name or place."""
-    secret = _is_secret_name(name) or _is_secret_name(f"{folder}/{name}")
-    return secret and globs("templates").match(name) is None
-
-
-def _is_secret_name(name: str) -> bool:
-    exact, starts, ends, tails, rest = _secret_names()
-    name = name.lower()
-    if name in exact or name.startswith(starts) or name.endswith(ends):
-        return True
-    return name.endswith(tails) and rest.match(name) is not None
-
-
-@lru_cache(1)
-def _secret_names() -> tuple[frozenset[str], tuple[str, ...], tuple[str, ...], tuple[str, ...], re.Pattern[str]]:
-    """The globs of secret names: names, beginnings, ends, and the rest by their tails and as one pattern; trees are large."""
-    every = (*CREDENTIAL_NAMES, *names("files", "secret_names"))
-    wild = [glob for glob in every if re.search(r"[*?[]", glob)]
-    starts = tuple(glob[:-1] for glob in wild if re.fullmatch(r"[^*?[]+\*", glob))
-    ends = tuple(glob[1:] for glob in wild if re.fullmatch(r"\*[^*?[]+", glob))
-    rest = [glob for glob in wild if glob[:-1] not in starts and glob[1:] not in ends]
-    tails = tuple(re.split(r"[*?\]]", glob)[-1] for glob in rest)
-    return frozenset(every).difference(wild), starts, ends, tails, re.compile("|".join(map(translate, rest)) or "(?!)")
-
-
-def may_be(wild: str, path: str) -> bool:
-    """Returns whether a path with wildcards may be ``path``."""
-    return _pattern(wild).fullmatch(path.lower()) is not None
-
-
-@lru_cache(1024)
-def _pattern(path: str) -> re.Pattern[str]:
-    """A path with wildcards as a regular expression, for paths in lower case."""
-    steps = {UNKNOWN: ".*", STAR: "[^/]*", ANY: "[^/]", BELOW: ".*"}
-    return re.compile("".join(steps.get(letter) or re.escape(letter) for letter in path.lower()), re.DOTALL)
-
-
-def _may_be_secret(path: str, *, hidden: bool) -> bool:
-    """Returns whether a path with wildcards may be one of the examples.
-
-    ``hidden``: a search matches a leading dot with a wildcard.
-    """
-    name = path.rpartition("/")[2]
-    if len(literal(path).replace("/", "")) < 2:
-        return path.startswith("/")
-    if not path.startswith(("/", ".")) and len(literal(name).replace(".", "")) < 2:
-        return False
-    whole, last = _pattern(path), _pattern(name if len(literal(name).replace(".", "")) > 1 else "/")
-    for example in names("files", "secret_examples"):
-        base = example.rpartition("/")[2]
-        dotted = base.startswith(".") and name[:1] in (STAR, ANY)
-        matches = whole.fullmatch(example) or (_is_secret_name(base) and last.fullmatch(base))
-        if (hidden or not dotted) and matches:
-            return True
-    return False
