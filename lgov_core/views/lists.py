@@ -285,7 +285,9 @@ _MOST: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One half of a comparison: the rollouts of a run whose task ids begin with ``tasks``."""
+    """One half of a comparison: the rollouts of a run whose task ids begin with ``tasks``, of one version of the ``weights``
+    where there are several.
+    """
 
     id: str
     label: str
@@ -293,6 +295,7 @@ class Side:
     run_id: str
     tasks: str
     rollouts: int
+    weights: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,30 +320,54 @@ class _Half:
         return {"task_id": self.task_id, "succeeded": self.succeeded, "reward": self.reward, "rollouts": rollouts}
 
 
-def sides_of(source: str, groups: Sequence[TaskGroup]) -> list[Side]:
-    """The sides of comparisons in a store: its runs, and their evaluations, which have task ids such as ``before-17``."""
+def sides_of(source: str, pages: StorePages) -> list[Side]:
+    """The sides of comparisons in a store: its runs, and their evaluations, which have task ids such as ``test-17``."""
+    groups = pages.added_groups()
     of_run: dict[str, Counter[str]] = defaultdict(Counter)
     for group in reversed(groups):  # the oldest first
         prefix, dash, number = group.task_id.rpartition("-")
         of_run[group.run_id][f"{prefix}-" if dash and number.isdecimal() else ""] += group.count
     sides: list[Side] = []
     for run_id, prefixes in of_run.items():
-        evaluations = [prefix for prefix in prefixes if prefix and not prefix[:-1].lstrip("i").isdecimal()]
-        name = run_id or source
-        sides.append(Side(f"{source}~{run_id}~", name, source, run_id, "", prefixes.total()))
-        sides += [
-            Side(f"{source}~{run_id}~{prefix}", f"{name}: {prefix[:-1]}", source, run_id, prefix, prefixes[prefix])
-            for prefix in evaluations[:20]
-            if len(prefixes) > 1
+        evaluations = [
+            prefix for prefix in prefixes if prefix not in ("", "train-") and not prefix[:-1].lstrip("i").isdecimal()
         ]
+        whole = Side(f"{source}~{run_id}~", run_id or source, source, run_id, "", prefixes.total())
+        sides.append(whole)
+        for prefix in evaluations[:20] if len(prefixes) > 1 else ():
+            label = f"{whole.label}: {prefix[:-1]}"
+            side = replace(whole, id=whole.id + prefix, label=label, tasks=prefix, rollouts=prefixes[prefix])
+            versions = Counter(_weights(pages, _of_side(side, groups)).values())
+            of_versions = [
+                replace(
+                    side,
+                    id=f"{side.id}@{version}",
+                    label=f"{label}, weights {version}",
+                    rollouts=count,
+                    weights=version,
+                )
+                for version, count in sorted(versions.items())
+            ]
+            sides += of_versions[:20] if len(versions) > 1 else [side]
     return sides
 
 
+def _of_side(side: Side, groups: Sequence[TaskGroup]) -> list[TaskGroup]:
+    return [group for group in groups if group.run_id == side.run_id and group.task_id.startswith(side.tasks)]
+
+
+def _weights(pages: StorePages, groups: Sequence[TaskGroup]) -> Mapping[str, int]:
+    """The newest version of the weights in each rollout of the groups; empty for too many rollouts."""
+    ids = [head.rollout_id for head in pages.rollouts_of_groups(groups)]
+    calls = pages.call_figures(ids) if len(ids) <= _MOST else ()
+    return {call.rollout_id: call.newest_weights for call in calls if call.newest_weights is not None}
+
+
 def proposed_pairs(sides: Sequence[Side]) -> list[dict[str, str]]:
-    """Pairs worth looking at: evaluations of one run in the order of time, then runs of the same name of task."""
+    """Pairs worth looking at, the first and the last before all others: evaluations of a run, runs with the same tasks."""
     pairs: list[dict[str, str]] = []
     for number, first in enumerate(sides):
-        for other in sides[number + 1 :]:
+        for other in reversed(sides[number + 1 :]):
             evaluations = bool(first.tasks) and bool(other.tasks)
             if (first.run_id == other.run_id and evaluations) or (
                 first.tasks == other.tasks and first.run_id != other.run_id
@@ -389,10 +416,11 @@ def _halves(compared: ComparedSide, channel: str, channels: set[str]) -> list[_H
     side, store = compared.side, compared.store
     if side.rollouts > _MOST:
         raise StoreError(f"{side.label} has {side.rollouts} rollouts, more than {_MOST}", hint="compare a part of it")
-    groups = [
-        group for group in compared.groups if group.run_id == side.run_id and group.task_id.startswith(side.tasks)
-    ]
+    groups = _of_side(side, compared.groups)
     ids = [head.rollout_id for head in store.pages.rollouts_of_groups(groups)]
+    if side.weights is not None:
+        weights = _weights(store.pages, groups)
+        ids = [rollout_id for rollout_id in ids if weights.get(rollout_id) == side.weights]
     attempts = {row[0]: (row[1], row[4] or "running") for row in store.pages.attempts_of(ids)}
     earned: dict[str, list[float]] = defaultdict(list)
     for reward in store.rewards(ids):

@@ -42,6 +42,7 @@ def record_rollout(
     question: str = "q",
     run_id: str = RUN,
     said: str = "Hello",
+    weights_version: int = 7,
 ) -> None:
     """One rollout of two model calls: a tool call that is denied where the reward is 0, and an answer."""
     store.add_rollouts([Rollout(rollout_id, task_id, run_id, {"question": question})])
@@ -52,9 +53,22 @@ def record_rollout(
     tool = f"t_{rollout_id}"
     wrote = {"role": "assistant", "content": None, "tool_calls": [proposed(tool, "drop" if denied else "read")]}
     told = {"role": "tool", "content": "DENIED" if denied else "42", "tool_call_id": tool}
-    store.add_call(call(first, rollout_id, asked, wrote, (1, 2, 3), (4, 5), tools=(tool,)))
+    store.add_call(
+        call(first, rollout_id, asked, wrote, (1, 2, 3), (4, 5), tools=(tool,), weights_version=weights_version)
+    )
     done = {"role": "assistant", "content": "Done."}
-    store.add_call(call(second, rollout_id, [*asked, wrote, told], done, (1, 2, 3, 4, 5, 6), (7,), started_at=2.0))
+    store.add_call(
+        call(
+            second,
+            rollout_id,
+            [*asked, wrote, told],
+            done,
+            (1, 2, 3, 4, 5, 6),
+            (7,),
+            started_at=2.0,
+            weights_version=weights_version,
+        )
+    )
     for span in spans(rollout_id, first, second, tool, denied=denied):
         store.add_span(span)
     rewards = [Reward(-0.5, "compliance", tool_call_id=tool, source="air:denied")] if denied else []
@@ -78,6 +92,7 @@ def call(
     tools: tuple[str, ...] = (),
     finish: str = "stop",
     started_at: float = 1.0,
+    weights_version: int = 7,
 ) -> CapturedCall:
     return CapturedCall(
         response_id=response_id,
@@ -88,7 +103,7 @@ def call(
         response_ids=response,
         logprobs=None if response is None else tuple(-0.25 for _ in response),
         finish_reason="tool_calls" if tools else finish,
-        weights_version=7,
+        weights_version=weights_version,
         temperature=1.0,
         top_p=1.0,
         started_at=started_at,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
 from lgov_core.store import open_store
+from lgov_core.types import Outcome
 from tests.postgres_server import shared_server
 from tests.window.conftest import Browser, Opened
-from tests.window.recorded_rollouts import RUN, record
+from tests.window.recorded_rollouts import RUN, record, record_rollout
 
 RECORDED = [
     *("mixed-0", "mixed-1", "mixed-2"),
@@ -171,6 +173,24 @@ def test_two_evaluations_are_compared_on_the_same_tasks(browser: Browser) -> Non
     source = browser.get("sources")["sources"][0]["id"]
     names = {side: f"{quote(source, safe='')}~{one}~1" for side, one in (("a", "before-0-0"), ("b", "after-0-0"))}
     assert browser.get("compare/rollouts", **names)["part"] == {"step": 0, "where": "tools", "tool": 0}
+
+
+def test_evaluations_of_one_training_are_told_apart_by_their_weights(tmp_path: Path, opened: Opened) -> None:
+    with open_store(tmp_path / "store.sqlite") as store:
+        for version, reward in ((0, 0.0), (8, 1.0), (15, 1.0)):
+            outcome = Outcome.SUCCEEDED if reward else Outcome.FAILED
+            for task in ("test-000000", "train-000000"):
+                name = f"{task}-{version}"
+                record_rollout(store, name, task, outcome, reward, weights_version=version)
+    browser = opened(str(tmp_path / "store.sqlite"))
+    shown = browser.get("compare/sides")
+    assert [(side["label"], side["rollouts"]) for side in shown["sides"]] == [
+        (RUN, 6), *((f"{RUN}: test, weights {version}", 1) for version in (0, 8, 15)),
+    ]  # fmt: skip
+    assert [pair["b"].rpartition("@")[2] for pair in shown["pairs"]] == ["15", "8", "15"]
+    compared = browser.get("compare", **shown["pairs"][0])
+    assert (compared["matched_by"], compared["counts"]["fixed"]) == ("task_id", 1)
+    assert [len(compared["items"][0][half]["rollouts"]) for half in "ab"] == [1, 1]
 
 
 def test_decisions_are_counted_and_listed(browser: Browser) -> None:

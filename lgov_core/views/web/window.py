@@ -318,7 +318,7 @@ class Window:
         sides: list[Side] = []
         for opened in self.sources():
             try:
-                sides += sides_of(opened.source.source_id, opened.store.pages.added_groups())
+                sides += sides_of(opened.source.source_id, opened.store.pages)
             except LgovError:  # it has no store, or is shown as unreadable
                 continue
         return sides

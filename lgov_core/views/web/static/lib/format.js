@@ -68,7 +68,9 @@ export function clock(epoch) {
 }
 
 export function ago(epoch) {
-  return epoch ? seconds(Math.max(0, Date.now() / 1000 - epoch)) + " ago" : "–";
+  if (!epoch) return "–";
+  const since = Math.max(0, Date.now() / 1000 - epoch);
+  return (since < 90 ? Math.round(since) + " s" : seconds(since)) + " ago";
 }
 
 export function plural(count, word, many = word + "s") {

@@ -51,7 +51,7 @@ function Table({ items, shown, drawn, route }) {
     <tbody>${items.map(row)}</tbody></table></div><//>`;
 }
 
-const PHASE_FIGURES = [["rollouts", "Rollouts"], ["accuracy", "Success"], ["attempted", "Violations"], ["executed", "Executed"], ["mean_turns", "Turns"]];
+const PHASE_FIGURES = [["rollouts", "Rollouts"], ["outcomes/succeeded", "Succeeded"], ["reward", "Task reward"], ["accuracy", "Success"], ["counts/violations", "Violations"], ["executed", "Executed"]];
 
 /** What was measured before, during and after training, on tasks that it does not learn from. */
 function Evaluations({ items }) {

@@ -28,7 +28,7 @@ export function Tasks({ route, sources }) {
       <${Choice} route=${route} name="teaches" label="Teaches" options=${[["nothing", "nothing"], ["something", "something"]]} />
       ${filtered && html`<a href=${link("tasks", { source: route.query.get("source") })}>Clear filters</a>`}
     </form>
-    <p class="small muted">A box is a rollout with its return: <span class="bad">✕</span> blocked, <span class="warn">◌</span> shadow mode would have blocked, <span class="warn">…</span> a reply cut at the limit of tokens.</p>
+    <p class="small muted">Each tile is a rollout with its return: <span class="bad">✕</span> blocked, <span class="warn">◌</span> shadow mode would have blocked, <span class="warn">…</span> a reply cut at the limit of tokens.</p>
     <${Ready} result=${pages.first} lines=${12}>${() =>
       !pages.items.length && !pages.cursor
         ? pages.error
