@@ -694,7 +694,8 @@ def in_words(report: VerifyReport) -> str:
         signed, heads = _counted(report.signed, "entry", "entries"), _counted(report.heads, "head", "heads")
         lines.append(f"signed: {signed} by {heads}, {report.unsigned} after the last head")
         if not report.key_trusted:
-            lines.append(f"the key {report.key} was not compared with one that you trust: give --key")
+            hint = "give --key (for a report: the setting audit_key)"
+            lines.append(f"the key {report.key} was not compared with one that you trust: {hint}")
     if report.continues is not None:
         lines.append(f"continues the record {report.continues['record']}, of {report.continues['entries']} entries")
     if report.anchored is None:

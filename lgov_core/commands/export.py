@@ -239,7 +239,7 @@ def _report_evidence(path: Path, entries: list[AuditEntry], target: str | None, 
         lines = iter(json.dumps(report.as_json(), indent=2).splitlines())
     else:
         lines = evidence_html(report) if suffix in (".html", ".htm") else map(_ascii, evidence_text(report))
-    _write(lines, target, "report", "row", as_json)
+    _write(lines, target, "report", "line", as_json)
     if not report.verified["ok"]:
         click.get_current_context().exit(Exit.AUDIT_BROKEN)
 
@@ -275,7 +275,7 @@ def _write(lines: Iterable[str], target: str | None, form: str, noun: str, as_js
 
 
 def _report(count: int, target: str, form: str, noun: str, as_json: bool) -> None:
-    text = f"wrote {counted(count, noun, 'entries' if noun == 'entry' else 'rows')} to {target}"
+    text = f"wrote {counted(count, noun, 'entries' if noun == 'entry' else f'{noun}s')} to {target}"
     write_result({"to": target, "format": form, "rows": count}, text, as_json=as_json)
 
 
