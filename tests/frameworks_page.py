@@ -89,7 +89,7 @@ def unsupported(adapter: Adapter, mode: str, shape: str) -> str | None:
 def denials() -> str:
     """The table of denials, with the reasons for what is not supported below it."""
     cells, reasons = marked("cell"), list[str]()
-    lines = [f"| framework | mode | {' | '.join(SHAPES)} |", f"|---|---|{'---|' * len(SHAPES)}"]
+    modes: dict[tuple[str, str], list[str]] = defaultdict(list)
     for adapter in adapters():
         for mode in MODES:
             row: list[str] = []
@@ -103,7 +103,9 @@ def denials() -> str:
                 if note not in reasons:
                     reasons.append(note)
                 row.append(f"– ({reasons.index(note) + 1})")
-            lines.append(f"| {adapter.name} | {mode} | {' | '.join(row)} |")
+            modes[adapter.name, " | ".join(row)].append(mode)
+    lines = [f"| framework | mode | {' | '.join(SHAPES)} |", f"|---|---|{'---|' * len(SHAPES)}"]
+    lines += [f"| {name} | {', '.join(alike)} | {row} |" for (name, row), alike in modes.items()]
     notes = [f"{number}. {reason}" for number, reason in enumerate(reasons, 1)]
     return "\n".join([*lines, "", *notes])
 

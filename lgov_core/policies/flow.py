@@ -155,34 +155,35 @@ class _Terms:
 
 
 class FlowPolicy(BoundedPolicy):
-    """Denies a tool call with a value out of a text that may not name it.
+    """Denies a tool call with a value from a text that may not name it.
 
-    Each text of a conversation has a label: ``user``, ``system`` (the messages before all others), and for the result of a
-    tool what ``tools`` says of it, by name or glob: ``{get_account: {returns: trusted, holds: secret}}``. Other tools are
-    ``untrusted`` and ``public``. So is an agent's answer if it has read something untrusted.
+    Each text of a conversation has a label: ``user``; ``system`` for the messages before all others; and for the result of
+    a tool what ``tools`` says, by name or glob: ``{get_account: {returns: trusted, holds: secret}}``. Results of other
+    tools are ``untrusted`` and ``public``. So is the answer of an agent that has read something untrusted.
 
-    Judged are the arguments whose key, at any depth, matches a glob of ``argument``: every address in them (see
-    `ProvenancePolicy`), or without one the whole, which is a ``number``, a ``name`` (80 characters at most) or ``text``; only
-    those of ``kinds``. A value in a text of ``allow`` may be used. Other addresses are denied, and other values in a text of
-    ``deny``: with ``untrusted`` the model may write what no text has, with ``"*"`` it may not.
+    The rule looks at the arguments whose key, at any depth, matches a glob of ``argument``. It takes every address in them
+    (see `ProvenancePolicy`); an argument without an address is one value, a ``number``, a ``name`` (80 characters at most)
+    or a ``text``. ``kinds`` are the kinds of values to check. A value that is in a text of ``allow`` may be used. Without
+    that, an address is denied, and another value if it is in a text of ``deny``. With ``deny: untrusted`` the model may
+    write a value that is in no text; with ``"*"`` it may not.
 
-    ``allow`` and ``deny`` name labels, tools (globs) and: ``TOOL:FIELD``, a field of a result in JSON that is this value and
-    nothing more; ``fields``, any such; ``pointed``, a result for which the call had an argument that the user named, like a
-    file: an address only if no other of its kind is there, and only what was taken from there first, by argument of a
-    tool; ``model``, what no text has. ``values`` are globs for addresses from anywhere. Each of the three may be a mapping
-    from arguments (globs) to such lists, of which the first that fits counts; other arguments have the default.
-    ``discloses`` is the most confidential result of which a number, a code or four words in a row may be in an argument,
-    unless the user wrote them.
+    ``allow`` and ``deny`` take labels, tools (globs), and these: ``TOOL:FIELD``, a field of a JSON result that is this
+    value and nothing more; ``fields``, any such field; ``model``, a value that is in no text; ``pointed``, the result of a
+    call with an argument that the user named, such as a file. An address from a pointed result may be used if the result
+    has no other of its kind, and an argument of a tool can get no other value from that result later. ``values`` are globs
+    for addresses that need no source. Each of the three may be a mapping from arguments (globs) to such lists, of which the
+    first that fits counts; other arguments have the default. ``discloses`` is the highest confidentiality of results that
+    arguments may quote: a number, a code, or four words in a row, unless the user wrote them.
 
     With ``otherwise: approve`` a person is asked instead (see `ApprovalPolicy`, which has ``wait_s`` and ``store``): an
     approval is for this call with these values, once, and names where they come from.
 
-    Compared are addresses by what they name, and words without case and punctuation. A value of less than four characters
-    is not looked for within results. What the model computes or puts in other words is not recognised. A result of
-    more than 200,000 characters is untrusted and may hold any value; so may what was forgotten.
+    Addresses are compared by what they name, words without case and punctuation. A value of less than four characters is
+    not looked for within results. What the model computes or rephrases is not recognised. A result of more than 200,000
+    characters is untrusted and may hold any value; so may a forgotten result. The rule remembers the ``conversations``
+    rollouts, sessions and runs that were used last.
 
-    Remembers at most ``conversations`` rollouts, sessions and runs, the ones used last. May be called from several threads at
-    once. Fails closed. Raises `PolicyError` when made with something that has no meaning.
+    May be called from several threads at once. Fails closed. Raises `PolicyError` for an option without a meaning.
     """
 
     listens_at: ClassVar[tuple[Point, ...]] = (Point.INPUT, Point.PRE_MODEL_CALL, Point.POST_TOOL_CALL)
@@ -442,26 +443,27 @@ class ProvenanceOptions(PolicyOptions, frozen=True, kw_only=True):
 
 
 class ProvenancePolicy(FlowPolicy):
-    """Denies a tool call with an address that the user has not said: the flow of addresses with ``allow: [user, system]``.
+    """Denies a tool call with an address that the user has not said: ``flow`` with ``allow: [user, system]``.
 
     Addresses are e-mail addresses, URLs and host names, paths, account numbers and wallets, and phone numbers (``kinds``).
-    They are looked for in the arguments whose key, at any depth, matches a glob of ``arguments``. An argument named in
-    ``whole`` counts as one address as a whole. What a tool returned was not said by the user.
+    The rule looks for them in the arguments whose key, at any depth, matches a glob of ``arguments``. An argument named in
+    ``whole`` counts as one address.
 
-    What the user said is: ``Action.context["user_text"]`` of tool calls and model calls; texts at ``input`` whose
-    ``source`` is not an agent or a tool; and, with ``messages``, the system messages at the beginning of a model call
-    (not later ones, and not messages in the user's role, which agents write to each other). It is remembered by the
-    rollout and session of the scope, by the outermost agent run, and by the conversation that the framework names (LangGraph's
-    thread, the SDK's session, AutoGen's team), which then takes the place of the rollout; so the rule must cover ``input`` and
-    ``pre_model_call`` too, as it does without ``on:``. Where nothing is known of the user, a call with an address is denied.
+    The user's texts are ``Action.context["user_text"]`` of tool and model calls; texts at ``input`` whose ``source`` is not
+    an agent or a tool; and, with ``messages``, the system messages at the beginning of a model call (not later ones, and
+    not messages in the user's role, which agents write to each other). What a tool returned is not the user's. The rule
+    remembers the texts by rollout and session of the scope, by the outermost agent run, and by the conversation that the
+    framework names (LangGraph's thread, the SDK's session, AutoGen's team), which then replaces the rollout. It must
+    therefore cover ``input`` and ``pre_model_call`` too, as it does without ``on:``. Where nothing is known of the user, a
+    call with an address is denied.
 
     Addresses are compared by what they name: hosts in lower case and ASCII form, paths without ``..``. A URL covers the
-    pages below it and a folder its files. A host covers its pages, but no subdomain. A query string, a fragment or a user
-    in a URL is covered by the whole URL only. ``trusted`` are globs for addresses that need not be said:
-    ``*@example.org``, ``example.org/*``, ``/srv/data/*``.
+    pages below it, a folder its files, and a host its pages, but no subdomain. A query string, a fragment or a user in a
+    URL must be in the user's URL too. ``trusted`` are globs for addresses that need not be said: ``*@example.org``,
+    ``example.org/*``, ``/srv/data/*``.
 
-    Remembers at most ``conversations`` rollouts, sessions and runs, the ones used last. May be called from several threads at
-    once. Fails closed: what is forgotten was not said.
+    The rule remembers the ``conversations`` rollouts, sessions and runs that were used last. May be called from several
+    threads at once. Fails closed: what is forgotten was not said.
     """
 
     default_points: ClassVar[tuple[Point, ...]] = (Point.INPUT, Point.PRE_MODEL_CALL, Point.PRE_TOOL_CALL)

@@ -64,25 +64,25 @@ class OrderOptions(PolicyOptions, frozen=True, kw_only=True):
 class OrderPolicy(BoundedPolicy):
     """Lets tools be called in an order: only after other calls, never after others, a limited number of times.
 
-    ``after`` names calls that must have returned without an error before: ``tool`` (a name or glob; of several any), among the
-    last ``within`` calls of the rollout, with the ``same`` arguments as this call (``{order_id: id}`` where it is called ``id``
-    there). ``result`` is a condition, as in ``when``, of which the last result of ``tool`` must hold: ``text`` is the result
-    and ``context.result`` what it says as JSON. Of a list each must have happened. ``never_after`` names calls that must not
-    have been made before. ``at_most`` is how many calls that the rule covers may be made, for each value of ``per``.
+    ``after`` lists calls that must all have returned without an error before. Each has a ``tool`` (a name or glob, or a
+    list of which any will do), and may say more: among the last ``within`` calls of the rollout; with the ``same``
+    arguments as this call (``{order_id: id}`` where the earlier call names it ``id``); with a ``result``, a condition as in
+    ``when``, in which ``text`` is the last result of ``tool`` and ``context.result`` the same text as JSON. ``never_after``
+    lists calls of which none may have been made. ``at_most`` limits the calls that the rule covers, for each value of the
+    arguments in ``per``.
 
-    Only what was allowed has happened: a call that any rule denies does not count, nor does a result that is withheld, and
-    what a framework repeats counts once. A result counts once the model has been called with it, so a call of the same turn
-    comes too early; where no calls of models are governed, it counts at once. A result that the endpoint reads in a request
-    has no error; look at it with ``result``.
+    A call that any rule denies does not count, a result that is withheld does not either, and a call that the framework
+    repeats counts once. A result counts from the next model call on, so that a call of the same turn comes too early; where
+    no model calls are governed, it counts at once. The endpoint cannot tell an error from another result: use ``result``
+    there.
 
-    Counted for each session of each attempt at a rollout, without either for each agent run. A call that names none of
-    them comes after nothing, and shares its limits with all such calls. Of one rollout at most a thousand values are
-    remembered, as digests: a forgotten result must be fetched again, and what cannot be counted any more is denied. So are
-    new rollouts beyond ``max_rollouts``; where there is only ``after``, the one that was quiet longest is forgotten.
-    All this is in the memory of a process: in another one it begins anew.
+    Calls are counted for each session of each attempt at a rollout, or else for each agent run. A call without any of these
+    ids has no earlier calls, and shares its limits with all such calls. The memory is that of the process, and has at most
+    a thousand values for a rollout: a forgotten result must be fetched again, and a call that cannot be counted is denied.
+    Beyond ``max_rollouts`` new rollouts are denied; a rule with ``after`` alone forgets the rollout that was quiet longest
+    instead.
 
-    An order is not a permission: where it is kept, another rule must allow the call. May be called from several threads at
-    once. Fails closed. Raises `PolicyError` when made with something that has no meaning.
+    May be called from several threads at once. Fails closed. Raises `PolicyError` for an option without a meaning.
     """
 
     default_points: ClassVar[tuple[Point, ...]] = (Point.PRE_TOOL_CALL, Point.POST_TOOL_CALL)

@@ -214,33 +214,32 @@ class PathPolicy(BoundedPolicy):
     """Lets a tool use only paths inside ``roots``, however a path is written.
 
     ``roots`` are folders; a relative one counts from the policy file's folder, in Python from the working directory. A root
-    that is a symbolic link counts as its target. A root that does not exist yet is looked up again on every call. ``cwd`` is
-    the folder in which the tool resolves relative paths (the first root unless given): **give the tool the same one**, or
-    let it open the result of `resolve`.
+    that is a symbolic link counts as its target. A root that does not exist yet is looked up again on every call. ``cwd``
+    is the folder in which the tool resolves relative paths (the first root unless given): **give the tool the same one**,
+    or let it open the result of `resolve`.
 
-    ``argument`` names the arguments that hold a path or a list of paths. Unless given they have one of the usual names
-    (``path``, ``file``, ``filename``, ``directory``, ...: `PATH_ARGUMENTS`) or end in one (``log_file``), also in mappings
-    inside of arguments. Each that is present is checked, and arguments with other names are not. Of a call without any, whose
-    tool then works in its folder, ``cwd`` is checked, and every other text as if it were a path. If an argument names the
-    folder for relative paths (``cwd``, ``working_directory``, ...: `FOLDER_ARGUMENTS`), paths are checked from there as well.
+    ``argument`` names the arguments that hold a path or a list of paths. Unless given they have a usual name (``path``,
+    ``file``, ``filename``, ``directory``, ...: `PATH_ARGUMENTS`) or end in one (``log_file``), also in mappings inside of
+    arguments. Other arguments are not checked. A call without any works in the tool's folder: then ``cwd`` is checked, and
+    every text as if it were a path. If an argument names the folder for relative paths (``cwd``, ``working_directory``,
+    ...: `FOLDER_ARGUMENTS`), paths are checked from there as well.
 
     ``deny`` are globs, letter case ignored, for names that are closed inside the roots too (`DENIED_NAMES` unless given;
     ``[]`` for none). A glob with a slash is compared with the whole path below the root.
 
-    Programs must agree on what a path means: `plain_path` lists what is refused, Windows paths among it. ``expand: none`` is
-    for a tool that opens a name as it is: ``routes/$id.tsx``, ``~backup`` and ``src/aux.c`` are names of files then. A
-    ``file:`` URI is the path in it. Whatever it expands, the path is checked as written, with percent-encoding undone and
-    Unicode normalised, with ``..`` resolved, and with every symbolic link followed, also below a file that does not exist
-    yet; all of these must be inside a root. Links into ``/proc``, ``/dev`` and ``/sys``, devices, sockets and pipes are
-    refused.
+    The path is checked as written, with percent-encoding undone and Unicode normalised, with ``..`` resolved, and with
+    every symbolic link followed, also below a file that does not exist yet; all of these must be inside a root. A ``file:``
+    URI is the path in it. Links into ``/proc``, ``/dev`` and ``/sys``, devices, sockets and pipes are refused, and so is
+    what programs read in different ways, such as Windows paths (`plain_path` lists it). ``expand: none`` is for a tool that
+    opens a name unchanged: ``routes/$id.tsx``, ``~backup`` and ``src/aux.c`` are names of files then.
 
     What it cannot see: a link inside a root that changes between the check and the call (open with ``O_NOFOLLOW`` or
     ``openat2(RESOLVE_BENEATH)`` what `resolve` returns, or let no other program write there), a hard link to a file
     outside, a bind mount.
 
     Judges ``pre_tool_call``; has no opinion on hand-offs and agents. The number of file system calls is bounded, their
-    duration is not. May be called from several threads at once. Fails closed. Raises `PolicyError` for an option without
-    a meaning.
+    duration is not. May be called from several threads at once. Fails closed. Raises `PolicyError` for an option without a
+    meaning.
     """
 
     permits = True

@@ -100,11 +100,11 @@ class PinnedToolsPolicy(BoundedPolicy):
     """Denies a model call that offers a tool with another definition than at first, or two tools of one name.
 
     The first definition (description and schema) is kept in the SQLite file ``store``, or for the life of the process. A
-    changed one is denied until a person approves its digest (``lgov policy trust``).
+    changed definition is denied until a person approves its digest (``lgov policy trust``).
 
     Judges ``pre_model_call``, by the definitions in ``Action.context["tools"]`` or, where a host gives them as arguments,
-    ``Action.arguments["tools"]``; a call that does not say which tools it offers is denied. It only restricts. May be
-    called from several threads at once. Fails closed.
+    ``Action.arguments["tools"]``; a call that does not say which tools it offers is denied. May be called from several
+    threads at once. Fails closed.
     """
 
     default_points: ClassVar[tuple[Point, ...]] = (Point.PRE_MODEL_CALL,)

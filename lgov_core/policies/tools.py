@@ -33,13 +33,14 @@ class ToolOptions(PolicyOptions, frozen=True, kw_only=True):
 class ToolPolicy(BoundedPolicy):
     """Lets only the named tools be called, with arguments that fit their JSON Schema.
 
-    ``allow`` are globs (letter case matters) for the names of tools, hand-offs and agents. ``schemas`` maps the exact
-    name of an allowed tool to the JSON Schema (drafts 4, 6, 7) of its arguments object; references must stay inside the
-    schema, and nothing is ever fetched. Schemas are compiled once, here; what reads like a constraint and would not be
-    checked (a misspelt keyword, a keyword beside ``$ref``) is an error.
+    ``allow`` are globs (letter case matters) for the names of tools, hand-offs and agents. ``schemas`` maps the exact name
+    of an allowed tool to the JSON Schema (drafts 4, 6, 7) of its arguments object; references must stay inside the schema,
+    and nothing is ever fetched. A schema that is wrong, that belongs to a tool which is not allowed, or in which something
+    that reads like a constraint would not be checked (a misspelt keyword, a keyword beside ``$ref``) is an error when the
+    policy is made.
 
-    Judges ``pre_tool_call`` only. May be called from several threads at once. Fails closed. Raises `PolicyError` when a
-    schema is wrong, or belongs to a tool that is not allowed.
+    Judges ``pre_tool_call``. May be called from several threads at once. Fails closed. Raises `PolicyError` for an option
+    without a meaning.
     """
 
     permits = True

@@ -58,7 +58,7 @@ def test_a_test_of_a_policy_prints_what_the_page_shows(tmp_path: Path, monkeypat
     ((policies,), (cases,)) = (
         re.findall(rf"^```{kind}\n(.*?)^```", example, re.M | re.S) for kind in ("yaml", "jsonl")
     )
-    (shown,) = re.findall(r"^```text\n(.*?)^```", SECTIONS["Test a policy"], re.M | re.S)
+    shown = re.findall(r"^```text\n(.*?)^```", TEXT, re.M | re.S)[0]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "policy.yaml").write_text(policies)
     chosen = [line for line in cases.splitlines() if '"searching"' in line or '"admin"' in line]

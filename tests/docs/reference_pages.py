@@ -46,11 +46,13 @@ FOLDER = ROOT / "docs/reference"
 SHARED = ("--json", "--set", "--since", "--before", "--yes")
 #: Sentences of docstrings that hold for every policy: the page says them once.
 COMMON = re.compile(
-    r"(?:May be called from\s+several\s+threads\s+at\s+once\.|Fails\s+closed\.|Judges `pre_tool_call`\.|"
+    r"(?:May\s+be\s+called\s+from\s+several\s+threads\s+at\s+once\.|Fails\s+closed\.|Judges `pre_tool_call`\.|"
     r"Raises `PolicyError`\s+(?:for\s+an\s+option\s+without\s+a\s+meaning|"
     r"when\s+made\s+with\s+something\s+that\s+has\s+no\s+meaning)"
     r"(?:,\s+and\s+from\s+the\s+methods\s+for\s+people)?\.)\s*"
 )
+#: The bounds of a number in an option's help.
+RANGE = re.compile(r"; (?:\d+<=)?x[<>]=\d+(?=\])|\s*\[(?:\d+<=)?x[<>]=\d+\]")
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(\n<!-- end: \2 -->)", re.S)
 ADAPTERS = ("lgov_langchain", "lgov_autogen", "lgov_openai", "lgov_openai_agents")
 
@@ -115,10 +117,11 @@ def _command(path: tuple[str, ...], command: click.Command) -> Iterator[str]:
     if isinstance(command, LazyGroup):
         return
     if not example:
-        yield f"`lgov {' '.join([*path, *command.collect_usage_pieces(context)])}`"
+        pieces = [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
+        yield f"`lgov {' '.join([*path, *pieces])}`" if pieces else ""
     own = [option for option in command.params if not set(option.opts) & {*SHARED}]
     records = [record for option in own if (record := option.get_help_record(context)) and record[1]]
-    rows = [(f"`{_flag(record[0])}`", cell(record[1])) for record in records]
+    rows = [(f"`{_flag(record[0])}`", cell(RANGE.sub("", record[1]))) for record in records]
     yield table(("option", "meaning"), rows) if rows else ""
     yield _status(command.epilog or "")
 
@@ -249,6 +252,16 @@ def _default(parameter: inspect.Parameter) -> str:
     return f"`{value}`"
 
 
+def _transform(found: re.Match[str]) -> str:
+    return f"a `Decision`; {found[1]}." if found[1] else ""
+
+
+#: What every decision hook returns: the page says it once.
+DECISION = re.compile(
+    r"a `Decision`(?: \((transform replaces `\w+`)\))?, an awaitable of one, or None for no opinion\."
+)
+
+
 def hooks() -> str:
     """Every hook with its contract."""
     parts: list[str] = []
@@ -258,9 +271,9 @@ def hooks() -> str:
             lines = re.findall(r"^(\S.*?): (.*(?:\n +.*)*)", contract, re.M)
             asked = ", ".join(inspect.signature(hook).parameters)
             parts += [f"### {name}", f"`({asked})` {markdown(what)}"]
-            said = {key: " ".join(markdown(text).split()) for key, text in lines}
+            said = {key: DECISION.sub(_transform, " ".join(markdown(text).split())) for key, text in lines}
             del said["Cost"]
-            usual = ("nothing.", "a `Decision`, an awaitable of one, or None for no opinion.")
+            usual = ("nothing.", "")
             parts.append("\n".join(f"- {key}: {text}" for key, text in said.items() if text not in usual))
     return "\n\n".join(parts)
 

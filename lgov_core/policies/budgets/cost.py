@@ -86,30 +86,28 @@ class CostOptions(PolicyOptions, frozen=True):
 class CostControlPolicy(BoundedPolicy):
     """Keeps what agents spend within a budget.
 
-    ``max_cost_usd``, ``max_tokens`` (prompts and replies), ``max_calls`` (of models and tools together; a rule's ``on``
-    narrows it) and ``max_seconds`` (since the budget's first action) are the limits, each for one ``per``: ``rollout``
-    (all its attempts), ``attempt``, ``session``, ``conversation`` (its session, or else its rollout), ``agent`` or
-    ``global``. Actions without the id in question share one budget. At least one limit must be given.
+    The limits, of which at least one must be given, are ``max_cost_usd``, ``max_tokens`` (prompts and replies),
+    ``max_calls`` (of models and tools together; a rule's ``on`` narrows it) and ``max_seconds`` (since the budget's first
+    action). There is a budget for each ``rollout`` (all its attempts), ``attempt``, ``session``, ``conversation`` (its
+    session, or else its rollout) or ``agent``, or one for all (``global``): ``per``. Actions without the id in question
+    share a budget. With ``day``, the name of a time zone (``UTC``, ``Europe/Berlin``), the limits are those of each
+    calendar day there: a call counts on the day on which it begins.
 
-    Before a model call the most that it may use is reserved, so that calls at the same time cannot overspend together:
-    a token for every ``bytes_per_token`` bytes of the prompt, and the reply's own limit or else ``max_output_tokens``. After
-    the call its reported usage is spent instead, or all of the reservation where it reports none. What was reserved is given
-    back when another policy denies the call, or when it could not be made.
+    Before a model call the policy reserves the most that the call may use, so that calls at the same time cannot overspend
+    together: a token for every ``bytes_per_token`` bytes of the prompt, and the reply's own limit or else
+    ``max_output_tokens``. After the call its reported usage is spent instead, or the whole reservation where no usage is
+    reported. The reservation is given back when another policy denies the call, or when the call could not be made.
 
-    ``prices`` maps model names or globs to ``{"input": dollars, "output": dollars}`` for a million tokens. A model
-    without a price is denied when there is a ``max_cost_usd``, unless ``unknown_model_price`` is given. ``tool_costs``
-    maps tool names or globs to dollars a call; other tools cost nothing.
-
-    With ``day``, the name of a time zone (``UTC``, ``Europe/Berlin``), the limits are those of each calendar day there: a
-    call counts on the day on which it begins.
+    ``prices`` maps model names or globs to ``{"input": dollars, "output": dollars}`` for a million tokens. Under
+    ``max_cost_usd`` a model without a price is denied, unless ``unknown_model_price`` is given. ``tool_costs`` maps tool
+    names or globs to dollars a call; other tools cost nothing.
 
     ``ledger`` is the path of a SQLite file (made when missing) that several processes spend from, or the address
-    ``postgresql://user@host/database`` of a database that several machines spend from; policies of the same
-    name share what is in it. Without it the budgets are in the memory of this process, ``max_budgets`` of them: see
-    `Ledger` for what happens beyond. ``clock`` gives seconds (monotonic; wall time with a ledger, which outlives it, or a day).
+    ``postgresql://user@host/database`` of a database that several machines spend from; policies of the same name share its
+    budgets. Without it the process remembers ``max_budgets`` budgets; beyond them the oldest that has ended is dropped, and
+    refused if it comes back. ``clock`` gives seconds (monotonic; wall time with a ledger, which outlives it, or a day).
 
-    A limit is not a permission: within its budget the policy has no opinion. May be called from several threads at once.
-    Fails closed. Raises `PolicyError` when made with something that has no meaning.
+    May be called from several threads at once. Fails closed. Raises `PolicyError` for an option without a meaning.
     """
 
     reads_replies: ClassVar[bool] = False  # only their usage

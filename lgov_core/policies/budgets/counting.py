@@ -232,16 +232,15 @@ class LoopPolicy(CountingPolicy):
     """Denies a tool call that the agent keeps repeating.
 
     The same call is the same tool with the same arguments. It may be made ``max_repeats`` times in a row, and so may a
-    cycle of up to eight calls (A, B, A, B, ...); what would repeat it once more is denied. The same call with a new result is
-    progress, where the results are seen. With ``window`` the same call may also be made only ``max_repeats`` times among the
-    last ``window`` calls, whatever its results. Tools that fit a glob in ``ignore`` are
-    neither counted nor denied. ``abort_after`` such denials in a rollout end the run.
+    cycle of up to eight calls (A, B, A, B, ...); the next repetition is denied. The same call with a new result is
+    progress, where the results are seen. With ``window`` the same call may also be made only ``max_repeats`` times among
+    the last ``window`` calls, whatever its results. Tools that fit a glob in ``ignore`` are neither counted nor denied.
+    ``abort_after`` such denials in a rollout end the run.
 
-    Counted for each session of each attempt at a rollout; without either, for each agent, or all together. A call that another
-    policy denies counts too. Remembers the calls of the ten thousand rollouts that were active last.
+    Calls are counted for each session of each attempt at a rollout; without either, for each agent, or all together. A call
+    that another policy denies counts too. The policy remembers the ten thousand rollouts that were active last.
 
-    A limit is not a permission: where nothing is repeated the policy has no opinion. May be called from several threads at
-    once. Raises `PolicyError` when made with something that has no meaning.
+    May be called from several threads at once. Raises `PolicyError` for an option without a meaning.
     """
 
     counts = ("_histories",)
@@ -389,17 +388,15 @@ class RateOptions(PolicyOptions, frozen=True):
 class RateLimitPolicy(CountingPolicy):
     """Lets ``max_calls`` calls through every ``per_seconds`` seconds.
 
-    A token bucket: it holds ``burst`` calls (``max_calls`` unless given) and fills up evenly. There is one for each
-    agent, session, conversation (its session, or else its rollout), rollout or tool (``per``), or one for all
-    (``global``), and for each point: tool calls and model calls do not use up each other's. Actions without the id in
-    question share one. What is denied here uses nothing up; what another policy denies does, since it was tried. Points
-    at which nothing begins are ignored.
+    A token bucket: it holds ``burst`` calls (``max_calls`` unless given) and fills up evenly. There is a bucket for each
+    agent, session, conversation (its session, or else its rollout), rollout or tool (``per``), or one for all (``global``);
+    tool calls and model calls have buckets of their own. Actions without the id in question share a bucket. A call that
+    this rule denies uses nothing up; a call that another policy denies does, since it was tried.
 
-    ``clock`` gives seconds and never goes back. A bucket that is full is forgotten, so memory is bounded by the calls of
-    one period; beyond ``max_buckets`` at once new ones are denied.
+    ``clock`` gives seconds and never goes back. A full bucket is forgotten, so that memory is bounded by the calls of one
+    period; beyond ``max_buckets`` at once new buckets are denied.
 
-    A limit is not a permission: within it the policy has no opinion. May be called from several threads at once. Raises
-    `PolicyError` when made with something that has no meaning.
+    May be called from several threads at once. Raises `PolicyError` for an option without a meaning.
     """
 
     counts = ("_buckets", "_clock")

@@ -260,21 +260,21 @@ class EgressOptions(PolicyOptions, frozen=True, kw_only=True):
 class EgressPolicy(BoundedPolicy):
     """Lets a tool fetch only what lies under the allowed schemes, hosts and ports.
 
-    ``domains`` are host names (``example.com``: that host only), ``*.example.org`` (every name below it, not itself),
-    ``*`` (every public host), IP addresses and networks (``10.2.0.0/16``); a name or address may carry a port
+    ``domains`` are host names (``example.com``: that host only), ``*.example.org`` (every name below it, not itself), ``*``
+    (every public host), IP addresses and networks (``10.2.0.0/16``); a name or address may carry a port
     (``localhost:8080``). ``schemes`` are the allowed ones; ``ports`` the allowed ports, those of the schemes unless given.
     ``argument`` names the arguments that hold a URL or a list of URLs. Unless given they are those called ``url``, ``uri``,
-    ``href``, ``link``, ``endpoint`` or ``webhook``, or whose name ends so. Each that is present is checked; a call without any
-    is denied.
+    ``href``, ``link``, ``endpoint`` or ``webhook``, or whose name ends so. Each that is present is checked; a call without
+    any is denied.
 
-    A URL must have one reading only: no user names, backslashes, spaces or control characters, no host in a spelling
-    that programs read differently, IP addresses in their usual form. Private, loopback, link-local, shared, multicast,
-    reserved, tunnelled and metadata addresses are denied unless ``domains`` names them as addresses or networks.
+    A URL must have one reading only: no user names, backslashes, spaces or control characters, no host in a spelling that
+    programs read differently, IP addresses in their usual form. Private, loopback, link-local, shared, multicast, reserved,
+    tunnelled and metadata addresses are denied unless ``domains`` names them as addresses or networks.
 
-    With ``resolve`` each host is also looked up: every address of it is checked, and a host without one is denied. Unless
-    given, that is so when ``domains`` contains ``*``. The fetch may get another address than the check: fetch with
-    `guarded_opener`, or connect to ``check_url(url).addresses`` (which always looks up) and check each redirect the same
-    way. ``resolver`` replaces the system's.
+    With ``resolve``, the default when ``domains`` contains ``*``, every address of the host is checked too, and a host
+    without an address is denied. The fetch may get another address than the check: fetch with `guarded_opener`, or connect
+    to ``check_url(url).addresses`` (which always looks up) and check each redirect the same way. ``resolver`` replaces the
+    system's.
 
     Judges ``pre_tool_call``; has no opinion on hand-offs and agents. ``bounded`` unless it resolves, which may wait for a
     name server. May be called from several threads at once. Fails closed. Raises `PolicyError` for an option without a

@@ -240,32 +240,32 @@ class ShellPolicy(BoundedPolicy):
     """Lets a tool look, search, edit and print in a folder; what runs code or sends data needs a box, or the owner's word.
 
     The text is parsed as bash, and every command in it is checked: in pipelines, lists, loops and substitutions, and behind
-    ``env``, ``xargs``, ``find -exec`` or ``bash -c``. The table (``commands.yaml``) has three classes of commands. Most read
-    and write files, and their entry says which words name what. Some send (`curl`): they are judged by ``egress``, or denied.
-    The rest is code: programs that interpret a language given as argument, input or file, or that load code, plugins or
-    configuration from the folder. Of small languages (sed, awk, jq, one SQL statement) programs that only select and print
-    are read, and everything else is code. What the text does not say for certain is denied.
+    ``env``, ``xargs``, ``find -exec`` or ``bash -c``. The table (``commands.yaml``) has three classes of commands. Most
+    read and write files, and their entry says which words name files. Some send (`curl`): ``egress`` decides about them.
+    The rest is code: programs that interpret a language, or that load code, plugins or configuration from the folder. A
+    program in sed, awk, jq or one SQL statement counts as reading if it only selects and prints. What the text does not say
+    for certain is denied.
 
     ``argument`` names the arguments that may hold the command, as text or as a list of words: each that is present is
     checked, and a call without any is denied. ``cwd`` is the folder that the tool starts in (the working directory of this
     process unless given). ``writable`` are the folders in which files may be made, changed and removed (``cwd`` and
     ``/tmp`` unless given). ``commands`` adds commands: a mapping of names to entries of the table's form, or a list of
     names that may be run with any arguments that name no secret and nothing outside of these folders. ``code`` names in
-    ``allow`` the programs that may run the folder's code, by name or path. ``egress`` are options of `EgressPolicy`, which
-    judges what ``curl`` and ``wget`` reach; nothing is sent without it. ``sql`` are options of `SQLPolicy` for statements
-    (``mode: read_only`` unless given). ``unknown`` is the answer to unknown commands and options, to code and to sending
-    without ``egress``: ``deny``, ``escalate`` or ``allow``. Unless given it is ``allow`` in a box, where the kernel decides,
-    and ``deny`` elsewhere. A policy file may say ``allow`` only under ``lgov run --confine``.
+    ``allow`` the programs that may run the folder's code, by name or path. ``egress`` are options of `EgressPolicy` for
+    what ``curl`` and ``wget`` reach; without it nothing is sent. ``sql`` are options of `SQLPolicy` for statements (``mode:
+    read_only`` unless given). ``unknown`` is the answer to unknown commands and options, to code and to sending without
+    ``egress``: ``deny``, ``escalate`` or ``allow``. Unless given it is ``allow`` in a box, where the kernel decides, and
+    ``deny`` elsewhere. A policy file may say ``allow`` only under ``lgov run --confine``.
 
-    What governs this or the next run is closed (`lgov_core.places`), outside of these folders only what is known to be
-    harmless is read, and paths count where links lead at the time of the decision. A search (``grep -r``, ``find -exec``,
-    ``tar -c``) reads a folder with a secret in it only if it leaves that out. ``git`` reads history in ``cwd`` if no setting
-    of the repository there runs anything. Only bash is understood.
+    Files that govern this or the next run are closed (`lgov_core.places`). Outside of these folders only what is known to
+    be harmless is read. Paths count where links lead at the time of the decision. A search (``grep -r``, ``find -exec``,
+    ``tar -c``) reads a folder with a secret in it only if it leaves the secret out. ``git`` reads history in ``cwd`` if no
+    setting of the repository there runs anything.
 
-    Judges ``pre_tool_call``, except hand-offs and agents. May be called from several threads at once; recent decisions are
-    cached, but for what the file system says: 20,000 entries of folders are looked at in one decision. Anything unclear, too
-    long (20,000 characters), too large or too deep is denied: it fails closed. ``bounded`` unless ``egress`` resolves hosts.
-    Raises `PolicyError` for an invalid setting.
+    Judges ``pre_tool_call``, except hand-offs and agents. Anything unclear, too long (20,000 characters), too large (20,000
+    entries of folders) or too deep is denied. Recent decisions are cached, except for the state of files. ``bounded``
+    unless ``egress`` resolves hosts. May be called from several threads at once. Fails closed. Raises `PolicyError` for an
+    option without a meaning.
     """
 
     permits = True

@@ -80,34 +80,36 @@ class SQLPolicy(BoundedPolicy):
 
     ``mode`` is ``read_only`` (only statements that read, only known functions) or ``guarded`` (also INSERT, plain CREATE,
     transactions, UPDATE and DELETE with a WHERE that names the rows, and MERGE that removes nothing and is tied to its
-    source). A WHERE names rows by ``column = value`` or ``column IN (values)``, joined by AND; open comparisons (``<``,
-    ``<>``, LIKE), OR and NOT never do, but for ``<``, ``>`` and BETWEEN of the columns in ``ranges`` (globs, ``table.column``).
-    Both allow statements that only describe tables (``DESCRIBE t``, ``SHOW TABLES``, ``PRAGMA table_info(t)``).
+    source). A WHERE names rows by ``column = value`` or ``column IN (values)``, joined by AND. Open comparisons (``<``,
+    ``<>``, LIKE), OR and NOT never do, except ``<``, ``>`` and BETWEEN of the columns in ``ranges`` (globs,
+    ``table.column``). Both modes allow statements that only describe tables (``DESCRIBE t``, ``SHOW TABLES``, ``PRAGMA
+    table_info(t)``).
 
-    ``deny`` closes kinds of statement (``"DELETE"``, at any level of nesting) and tables (``"table:salary*"``: globs, letter
-    case ignored; with a dot for ``schema.table``, without one for every schema). ``tables`` are such globs for the only
-    tables that may be used. The database's own catalog (``sqlite_master``, ``pg_catalog``, ...) is closed unless a glob in
-    ``tables`` that does not begin with a wildcard names it. ``columns`` are globs, ``table.column``, for columns that may be
-    neither read nor written; `sql.columns` lists what counts as using one. ``functions`` are further functions that
-    ``read_only`` may call, with their schema where the SQL names it.
+    ``deny`` closes kinds of statement (``"DELETE"``, at any level of nesting) and tables (``"table:salary*"``: globs,
+    letter case ignored; with a dot for ``schema.table``, without one for every schema). ``tables`` are such globs for the
+    only tables that may be used. The database's own catalog (``sqlite_master``, ``pg_catalog``, ...) is closed unless a
+    glob in ``tables`` that does not begin with a wildcard names it. ``columns`` are globs, ``table.column``, for columns
+    that may be neither read nor written; `sql.columns` lists what counts as using one. ``functions`` are further functions
+    that ``read_only`` may call, with their schema where the SQL names it.
 
     ``dialect`` (``sqlite``, ``postgres``, ``mysql``, ...) is the database's. ``"from_tool"`` takes it from
-    ``action.context["dialect"]`` and denies where that is missing. In Python it may be left out: then the action's context
-    counts, and else the text must pass in each of `COMMON_DIALECTS` in which it is SQL. That proves nothing: name the dialect.
+    ``action.context["dialect"]`` and denies where that is missing. Python code may leave it out: then the action's context
+    counts, or else the text must pass in each of `COMMON_DIALECTS` in which it is SQL. That proves nothing: name the
+    dialect.
 
     ``argument`` names the arguments that may hold the SQL: each that is present is checked, and a call without any is
-    denied. ``tools`` are globs for the tools that it checks; it has no opinion on others, on hand-offs and on agents.
+    denied. ``tools`` are globs for the tools to check; the policy has no opinion on others, on hand-offs and on agents.
 
     ``max_rows`` limits queries to that many rows, and needs a dialect. A query without a limit, or with a higher one, is
     changed (LIMIT; TOP for SQL Server; FETCH FIRST for Oracle; comments are lost) and checked again: the decision is a
-    transform. Where that is not certain to be right, the query is denied. Rows that RETURNING gives are not counted.
+    transform. Where the change is not certain to be right, the query is denied. Rows that RETURNING gives are not counted.
 
     What it cannot see: a view or trigger that uses a closed table. Name such views in ``deny``, open the connection
     read-only where you can, and put `guard_sqlite` on a SQLite connection.
 
-    May be called from several threads at once. Whatever is unclear, too long (20,000 characters) or too deep is denied:
-    fails closed. Raises `PolicyError` for an option without a meaning. The parser loads when a policy with a dialect is
-    made, else with the first text.
+    Whatever is unclear, too long (20,000 characters) or too deep is denied. The parser loads when a policy with a dialect
+    is made, else with the first text. May be called from several threads at once. Fails closed. Raises `PolicyError` for an
+    option without a meaning.
     """
 
     permits = True
