@@ -403,12 +403,14 @@ class StorePages:
         return self.containing(sorted(fit), filters.text) if filters.text else fit
 
     def containing(self, ids: Sequence[str], text: str) -> set[str]:
-        """Which of these rollouts contain a text: in input, result or error, in a call, or in a span. Case does not count."""
+        """Which of these rollouts contain a text: in id, task, input, result or error, in a call, or in a span. Case does not
+        count.
+        """
         inside = json.dumps(text)[1:-1].lower()
         for special in "!%_":
             inside = inside.replace(special, f"!{special}")
         columns = {
-            "rollouts": ("CASE WHEN added = 1 THEN input END",),
+            "rollouts": ("CASE WHEN added = 1 THEN input END", "rollout_id", "task_id"),
             "attempts": ("result", "error"),
             "calls": ("request", "response"),
             "spans": ("attributes",),

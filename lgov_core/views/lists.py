@@ -337,7 +337,7 @@ def sides_of(source: str, pages: StorePages) -> list[Side]:
         for prefix in evaluations[:20] if len(prefixes) > 1 else ():
             label = f"{whole.label}: {prefix[:-1]}"
             side = replace(whole, id=whole.id + prefix, label=label, tasks=prefix, rollouts=prefixes[prefix])
-            versions = Counter(_weights(pages, _of_side(side, groups)).values())
+            versions = Counter(_weights(pages, _of_side(side, groups)).values() if prefix == "test-" else ())
             of_versions = [
                 replace(
                     side,

@@ -113,7 +113,7 @@ RUN = {
     "docs/how-to/audit.md": (0,),
     "docs/how-to/confinement.md": (0,),
     "docs/how-to/policies.md": (0,),
-    "docs/how-to/tracing.md": (1, 2, 3, 4),
+    "docs/how-to/tracing.md": (1, 2, 3),
     "docs/reference/policies.md": (0,),
 }
 

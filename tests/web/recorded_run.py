@@ -237,7 +237,7 @@ def ask_for_approval(
     folder: Path, arguments: dict[str, Any], *, name: str = "send_money", agent: str = "clerk"
 ) -> None:
     """A call that waits for a person, in the approvals file of a run."""
-    policy = ApprovalPolicy(["*"], store=folder / "approvals.sqlite")
+    policy = ApprovalPolicy(["*"], store=folder / "approvals.sqlite", name="a-person-decides")
     decision = Governor([policy]).decide(
         Action(Point.PRE_TOOL_CALL, name, arguments=arguments, agent=agent, call_id="call_a", rollout_id="ro_mixed0")
     )

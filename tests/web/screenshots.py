@@ -62,7 +62,7 @@ def demo(folder: Path) -> Path:
 
 def take(page: Any, window: Served) -> None:
     shot(page, window, "runs", "#/runs")
-    shot(page, window, "tasks", "#/tasks?denied=1&teaches=something")
+    shot(page, window, "tasks", "#/tasks?denied=1&teaches=something&text=train-")
     denied = page.locator("a.chip:has(.bad)").first.get_attribute("href")
     shot(page, window, "rollout", denied)
     shot(page, window, "tokens", f"{denied}&step=0&view=tokens&by=logprobs")

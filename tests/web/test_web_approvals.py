@@ -66,7 +66,7 @@ def test_an_answer_is_recorded_with_its_name_and_reason(window: Served, page: An
     assert states(folder) == ["rejected"]
     page.reload()
     expect(page.get_by_role("heading", name="Nothing waits")).to_be_visible()
-    page.get_by_label("show answered ones").check()
+    page.get_by_label("show answered requests").check()
     expect(page.get_by_text("by Zoe")).to_be_visible()
 
 

@@ -12,7 +12,7 @@ from lgov_core.store import open_store
 from lgov_core.types import Outcome
 from tests.postgres_server import shared_server
 from tests.window.conftest import Browser, Opened
-from tests.window.recorded_rollouts import RUN, record, record_rollout
+from tests.window.recorded_rollouts import RUN, call, record, record_rollout
 
 RECORDED = [
     *("mixed-0", "mixed-1", "mixed-2"),
@@ -155,6 +155,15 @@ def test_tokens_come_as_columns(browser: Browser) -> None:
     assert (shown["shared"], shown["texts"], shown["weights_version"], shown["next"]) == (5, None, 7, None)
     part = browser.get(path, **{"from": 5, "count": 1})
     assert (part["ids"], part["mask"], part["logprobs"], part["next"]) == ([6], [0], [None], 6)
+
+
+def test_a_run_is_found_by_its_id(tmp_path: Path, opened: Opened) -> None:
+    said = [{"role": "user", "content": "Hello"}]
+    with open_store(tmp_path / "store.sqlite") as store:
+        for number, name in enumerate(("order-17", "order-18")):
+            store.add_call(call(f"c{number}", name, said, {"role": "assistant", "content": "Hi"}, None, None))
+    browser = opened(str(tmp_path / "store.sqlite"))
+    assert [row["rollout_id"] for row in browser.get("rollouts", text="ORDER-17")["items"]] == ["order-17"]
 
 
 def test_two_evaluations_are_compared_on_the_same_tasks(browser: Browser) -> None:

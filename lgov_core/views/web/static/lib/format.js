@@ -10,6 +10,11 @@ export function plain(text) {
   return String(text).replace(UNSAFE, (char) => "\\u" + char.charCodeAt(0).toString(16).padStart(4, "0"));
 }
 
+/** The beginning of an id. */
+export function brief(id) {
+  return plain(id.length > 20 ? id.slice(0, 14) + "…" : id);
+}
+
 /** Any JSON value as text; strings as they are. */
 export function asText(value) {
   if (value === null || value === undefined) return "";

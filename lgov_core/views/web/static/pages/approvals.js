@@ -1,7 +1,7 @@
 // Approvals: calls that wait for a person, with exactly the arguments that the answer is bound to. The only page that writes.
 import { html, useEffect, useState } from "../lib/html.js";
 import { post, useApi } from "../lib/api.js";
-import { ago, asText, clock, plain, plural, pretty, seconds } from "../lib/format.js";
+import { ago, asText, brief, clock, plain, plural, pretty, seconds } from "../lib/format.js";
 import { link } from "../lib/router.js";
 import { Badge, Empty, Facts, Head, Ready } from "../parts/ui.js";
 
@@ -13,7 +13,7 @@ export function Approvals({ route }) {
   const session = useApi("session").data;
   const [answered, setAnswered] = useState({}); // by this window; they stay on screen
   const only = (items) => (route.parts[0] ? items.filter((item) => item.id === route.parts[0]) : items); // the link of a notice
-  return html`<${Head} title="Waiting for a person" sub=${session?.approver ? `You answer as ${session.approver}` : "Calls that wait until a person answers"}><label class="check"><input type="checkbox" checked=${all} onChange=${() => setAll(!all)} /> show answered ones</label><//>
+  return html`<${Head} title="Waiting for a person" sub=${session?.approver ? `You answer as ${session.approver}` : "Calls that wait until a person answers"}><label class="check"><input type="checkbox" checked=${all} onChange=${() => setAll(!all)} /> show answered requests</label><//>
     <${Ready} result=${result}>${(data) => html`
       ${!data.may_answer && html`<p class="banner warn" role="status">You can read here but not answer: open the address that lgov printed, or use an admin key.</p>`}
       ${only(withAnswered(data.items, answered)).length === 0
@@ -43,7 +43,7 @@ function Request({ item, may, by, approver, done, reload }) {
         ["Agent", item.agent && plain(item.agent)],
         ["Who may answer", item.by.length > 0 && plain(item.by.join(", "))],
         ["Approvals", item.approvers > 1 && `${has.length} of ${item.approvers}`, has.length > 0 && plain(has.join(", "))],
-        ["Rollout", item.rollout_id && html`<a class="mono" href=${link(["rollout", item.rollout_id], { source: item.source })}>${plain(item.rollout_id.slice(0, 14))}</a>`],
+        ["Rollout", item.rollout_id && html`<a class="mono" href=${link(["rollout", item.rollout_id], { source: item.source })}>${brief(item.rollout_id)}</a>`],
       ]} />
       ${item.user_text && html`<div><p class="role">the user's request</p><p dir="auto">${plain(item.user_text)}</p></div>`}
       <details><summary>Everything that your answer is bound to</summary>

@@ -51,7 +51,7 @@ function Sides({ route, data, a, b }) {
         ? html`<${Empty} title="No task is on both sides">Sides are matched by task id, or by input. Choose two evaluations of the same tasks.<//>`
         : pages.items.length === 0 && !pages.cursor
           ? html`<${Empty} title="No such task">No task is ${only} here.<//>`
-          : html`<${Pairs} pages=${pages} a=${answer.a} b=${answer.b} route=${route} /><${More} pages=${pages} noun="tasks" />`}`}<//>`;
+          : html`<${Pairs} pages=${pages} a=${answer.a} b=${answer.b} route=${route} /><${More} pages=${pages} noun="task" />`}`}<//>`;
 }
 
 const address = (side, rollout) => [side.source, rollout.rollout_id, rollout.attempt].map((part) => encodeURIComponent(part)).join("~");

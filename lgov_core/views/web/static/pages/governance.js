@@ -1,7 +1,7 @@
 // Governance: what was decided over time, by what; every decision; the audit chain; another policy on the record.
 import { html, useMemo } from "../lib/html.js";
 import { useApi, usePages } from "../lib/api.js";
-import { clock, number, plain } from "../lib/format.js";
+import { brief, clock, number, plain } from "../lib/format.js";
 import { changed, go, link } from "../lib/router.js";
 import { AuditState, Replay } from "../parts/audit.js";
 import { Chart, Legend } from "../parts/chart.js";
@@ -95,6 +95,6 @@ function DecisionList({ route, source }) {
           <td class="num">${clock(one.at)}</td><td><${Badge} value=${one.effect} />${one.would && html` <${Badge} value=${"would " + one.would} kind="warn" />`}</td>
           <td>${plain(one.policy)} / ${plain(one.rule)}</td><td class="mono">${plain(one.tool || one.action)} <span class="muted small">${plain(one.point)}</span></td>
           <td class="wide" dir="auto">${plain(one.reason)}</td>
-          <td>${one.rollout_id ? html`<a class="mono" href=${link(["rollout", one.rollout_id], { source, attempt: one.attempt })}>${plain(one.rollout_id.slice(0, 14))}</a>` : "–"}</td></tr>`)}</tbody></table></div>
+          <td>${one.rollout_id ? html`<a class="mono" href=${link(["rollout", one.rollout_id], { source, attempt: one.attempt })}>${brief(one.rollout_id)}</a>` : "–"}</td></tr>`)}</tbody></table></div>
         <div class="body-pad"><${More} pages=${pages} noun="decision" /></div>`}<//><//>`;
 }

@@ -55,7 +55,7 @@ function Loaded({ data: recorded, route, training }) {
       ["Advantages", data.advantage_source && { trainer: "as trained on", recomputed: "recomputed" }[data.advantage_source]],
     ]} />
     ${data.outcome === "unknown" && html`<p class="banner warn">Its begin and end are not recorded: it is known from its calls and spans only.</p>`}
-    <${About} data=${data} />
+    <${About} data=${data} known=${data.outcome !== "unknown"} />
     ${steps.length === 0 && html`<${Empty} title="No model call yet">A call appears here when the model has answered.<//>`}
     ${steps.length > 0 && html`<div class="master">
       <div class="aside card"><${Timeline} steps=${steps} agents=${data.agents} at=${at} address=${address} />
@@ -88,15 +88,15 @@ function Attempts({ data, route }) {
 }
 
 /** What belongs to the attempt as a whole: input, result, error, and what no call could be found for. */
-function About({ data }) {
+function About({ data, known }) {
   const { source } = data;
   const loose = data.loose_tools.length + data.loose_rewards.length;
   const told = data.decisions.filter((one) => !one.routine);
-  return html`<div class="split about">
+  return html`${known && html`<div class="split about">
       <${Card} title="Input"><${Text} value=${data.input} source=${source} json label="input" none="not recorded" /><//>
       <${Card} title="Result"><${Text} value=${data.result} source=${source} json label="result" none=${data.ended_at ? "none" : "not ended yet"} />
         ${data.error && html`<div class="bad"><${Text} value=${data.error} source=${source} label="error" /></div>`}<//>
-    </div>
+    </div>`}
     ${(told.length > 0 || loose > 0) && html`<${Card} title="Belongs to no single call"><div class="stack">
       <${Decisions} decisions=${data.decisions} source=${source} />
       ${data.loose_tools.map((tool) => html`<${Tool} tool=${tool} source=${source} />`)}

@@ -21,7 +21,7 @@ export function Runs({ route, sources }) {
         <${Evaluations} items=${data.items} />
         ${drawn.length
           ? html`<${Panels} shown=${shown} items=${data.items} />`
-          : html`<${Empty} title="No figures of a training yet">This store was not written by a training, or the first update is not done.
+          : html`<${Empty} title="No figures of a training yet">This store was not written by a training, or the first update is not done.${" "}
               <a href=${link("agents")}>Look at the agent's runs</a> instead.<//>`}`;
     }}<//>`;
 }
@@ -31,6 +31,7 @@ function Table({ items, shown, drawn, route }) {
     const next = shown.includes(id) ? shown.filter((one) => one !== id) : [...shown, id];
     go(changed(route, { show: next.length ? next : NO_RUN }));
   };
+  const measured = items.some((run) => "executed" in run.latest);
   const row = (run) => html`<tr data-row>
     <td><label class="check">${drawn.includes(run.source) && html`<input type="checkbox" checked=${shown.includes(run.source)} onChange=${() => toggle(run.source)} aria-label=${"Draw " + plain(run.name)} />
       ${shown.includes(run.source) && html`<span class="legend"><i class=${colorClass(shown.indexOf(run.source))}></i></span>`}`}</label></td>
@@ -42,12 +43,12 @@ function Table({ items, shown, drawn, route }) {
     <td class="num">${number(run.rollouts)}</td>
     <td class="num">${number(run.latest["rewards/task"])}</td>
     <td class="num"><a href=${link("tasks", { source: run.source, denied: 1 })} title="The tasks in which something was denied">${number(run.latest.violation_rate)}</a></td>
-    <td class="num">${number(run.latest.executed)}</td>
+    ${measured && html`<td class="num">${number(run.latest.executed)}</td>`}
     <td class="num" title=${clock(run.last_write_at)}>${ago(run.last_write_at)}</td>
   </tr>`;
   return html`<${Card} flush label="Trainings"><div class="scroll" tabindex="0"><table>
     <thead><tr><th><span class="visually-hidden">Draw</span></th><th>Run</th><th>State</th><th>Model</th><th>Algorithm</th><th class="num">Updates</th><th class="num">Rollouts</th>
-      <th class="num">Task reward</th><th class="num" title="Share of rollouts that tried something forbidden">Violations</th><th class="num" title="Share of rollouts in which it was executed">Executed</th><th class="num">Last write</th></tr></thead>
+      <th class="num">Task reward</th><th class="num" title="Share of rollouts that tried something forbidden">Violations</th>${measured && html`<th class="num" title="Share of rollouts in which it was executed">Executed</th>`}<th class="num">Last write</th></tr></thead>
     <tbody>${items.map(row)}</tbody></table></div><//>`;
 }
 

@@ -1,7 +1,7 @@
 // The audit chain's state, and what another policy file would have decided on what is on record.
 import { html } from "../lib/html.js";
 import { useApi, usePages } from "../lib/api.js";
-import { clock, number, plain, plural } from "../lib/format.js";
+import { brief, clock, number, plain, plural } from "../lib/format.js";
 import { link } from "../lib/router.js";
 import { Choice, More } from "./filters.js";
 import { Line } from "./text.js";
@@ -51,6 +51,6 @@ function Changes({ source, policy }) {
         <thead><tr><th>Then</th><th>Now</th><th>Tool</th><th>Arguments</th><th>Reason</th><th>Rollout</th></tr></thead>
         <tbody>${pages.items.map((one) => html`<tr data-row><td><${Badge} value=${one.then} title=${`${one.then_policy} / ${one.then_rule}`} /></td><td><${Badge} value=${one.now} title=${`${one.now_policy} / ${one.now_rule}`} /></td>
           <td class="mono">${plain(one.name)}</td><td class="wide"><${Line} value=${one.arguments} /></td><td class="wide" dir="auto">${plain(one.reason)}</td>
-          <td><a class="mono" href=${link(["rollout", one.rollout_id], { source, attempt: one.attempt })}>${plain(one.rollout_id.slice(0, 14))}</a></td></tr>`)}</tbody></table></div><${More} pages=${pages} noun="change" />`}</div>`;
+          <td><a class="mono" href=${link(["rollout", one.rollout_id], { source, attempt: one.attempt })}>${brief(one.rollout_id)}</a></td></tr>`)}</tbody></table></div><${More} pages=${pages} noun="change" />`}</div>`;
   }}<//>`;
 }

@@ -41,7 +41,7 @@ export function Tokens({ rollout, attempt, source, call, by, onBy }) {
   const { columns, error, done } = useTokens(path, { source, attempt });
   if (error && !columns) return html`<${Failed} error=${error} />`;
   if (!columns) return html`<${Loading} />`;
-  return html`<${View} columns=${columns} by=${by} onBy=${onBy} done=${done} />`;
+  return html`<${View} columns=${columns} by=${columns[by] ? by : "mask"} onBy=${onBy} done=${done} />`;
 }
 
 function View({ columns, by, onBy, done }) {

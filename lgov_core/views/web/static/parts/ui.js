@@ -65,7 +65,7 @@ export function Badge({ value, kind, title }) {
 export const kindOf = (value) => KINDS[value] ?? "";
 
 export function Facts({ items }) {
-  const shown = items.filter((item) => item && item[1] !== null && item[1] !== undefined && item[1] !== "");
+  const shown = items.filter((item) => item && ![null, undefined, false, ""].includes(item[1]));
   return html`<dl class="facts">${shown.map(
     ([name, value, note]) => html`<div><dt>${name}</dt><dd>${value}${note && html` <small>${note}</small>`}</dd></div>`,
   )}</dl>`;
