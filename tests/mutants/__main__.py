@@ -70,7 +70,7 @@ TESTS = (
     ),
 )
 STATUSES = ("killed", "refused", "equivalent", "survived", "not run")
-PAGE = Path("docs/concepts/threat-model.md")
+PAGE = Path("ARCHITECTURE.md")
 _BEGIN, _END = "<!-- mutants: python -m tests.mutants --report --write -->\n", "<!-- the end of the mutants -->\n"
 #: The tests of a mutant are started for so many seconds of the run without one.
 _LONGEST_S = 20.0

@@ -83,37 +83,37 @@ class ApprovalPolicy(BoundedPolicy):
     """Lets a tool be called only after a person or a callback has approved exactly that call.
 
     ``tools`` are globs for the tools that need an approval. An approval is for one call of this tool, with these arguments,
-    by this agent, and lapses after ``expires_s`` seconds; ``per`` binds it to the rollout, session, attempt or agent too. With
-    ``global``, the default, it holds for any of them, so that a program that is run again can use what was approved after
-    its last run. A change of this rule's name or options makes every call a new request.
+    by this agent, and lapses after ``expires_s`` seconds; ``per`` binds it to the rollout, session, attempt or agent too.
+    With ``global``, the default, a program that is run again can use what was approved after its last run. A change of this
+    rule's name or options makes every call a new request.
 
     Without ``approver`` the call escalates: it does not run, and the model reads the id of the request. The request waits
-    in ``pending()`` until `approve` or `reject` answers it; with ``store`` (a path, or `ApprovalRequests`) another program
-    can answer, through the same file. The same call, made again, is then evaluated by every policy. With ``wait_s`` the
-    call itself first waits up to that many seconds for the answer; with ``unattended: deny`` only where a person can be asked,
-    which is where there is a ``command``, a ``webhook``, or a terminal that standard error goes to. In shadow mode no one is
-    asked: the decision says that a person would have been.
+    in ``pending()`` until ``approve`` or ``reject`` answers it; with ``store`` (a path, or `ApprovalRequests`) also from
+    another program. The same call, made again, is then evaluated by every policy. With ``wait_s`` the call itself first
+    waits up to that many seconds; with ``unattended: deny`` only where a person can be asked: by a ``command``, a
+    ``webhook``, or the terminal that standard error goes to. In shadow mode no person is asked: the decision says that a
+    person would have been.
 
-    ``question`` is what the person reads first, with ``$name`` for the value of an argument. ``approvers`` is how many people
-    have to approve, ``by`` the names of those who may answer, and of ``teams``; both take approvers with keys
+    ``question`` is what the person reads first, with ``$name`` for the value of an argument. ``approvers`` is how many
+    people have to approve, ``by`` the names of those who may answer, and of ``teams``; both take approvers with keys
     (`ApprovalRequests.add_approver`). A person cannot answer with a key for a call of their own: the ``user`` of the
     action's context, its session, or the operating system's user who runs the program.
 
-    With ``via: framework`` LangGraph and the OpenAI Agents SDK carry the question, and no call waits: the run pauses with an
-    interrupt or an interruption. An answer counts that comes back with the resumed run, and so does one that is given here.
-    Where the framework cannot carry the question, the call does what ``wait_s`` says.
+    With ``via: framework`` LangGraph and the OpenAI Agents SDK carry the question, and no call waits: the run pauses with
+    an interrupt or an interruption. An answer that comes back with the resumed run counts, and so does an answer in the
+    store. Where the framework cannot carry the question, the call does what ``wait_s`` says.
 
     ``approver`` (in Python) is a function or coroutine function that gets a copy of the arguments and has ``timeout_s``
     seconds. True approves; False, anything else, an exception and a timeout deny.
 
-    Each new request, and each begin of a wait, is logged with the command that answers it. ``command`` (a list of words) is
-    run with the request as JSON on standard input, and ``webhook`` (a web address) gets it by POST; both contain the
-    arguments. A webhook is signed with the key in the file beside the store (``….webhook-key``), and tried four times.
+    Each new request, and each begin of a wait, is logged with the command that answers it. ``command`` (a list of words)
+    gets the request, arguments included, as JSON on standard input, and ``webhook`` (a web address) by POST, signed with
+    the key in the file beside the store (``….webhook-key``) and tried four times.
 
     The rule is evaluated after all others, on the arguments as the transforms left them, and only if no other denies.
 
-    May be called from several threads at once. Fails closed. Raises `PolicyError` for an option without a meaning, and
-    from the methods for people.
+    May be called from several threads at once. Fails closed. Raises `PolicyError` for an option without a meaning, and from
+    the methods for people.
     """
 
     permits = True
