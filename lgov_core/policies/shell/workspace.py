@@ -441,7 +441,7 @@ class Workspace:
 
     def _climb(self, path: str) -> None:
         """Notes the folders behind which a path goes up: behind a link it would get elsewhere than is written."""
-        made = (*self.links, *self.carried, *(folder for _, folder, _ in self.unpacked))
+        new_paths = (*self.links, *self.carried, *(folder for _, folder, _ in self.unpacked))
         above: list[str] = []
         if path.count("..") > MAX_CLIMBS:
             raise unclear(f"{shown(path)} goes up and down too often; write the name out.")
@@ -450,7 +450,7 @@ class Workspace:
                 above += [name] if name not in ("", ".") else []
                 continue
             below = "/" + "/".join(above)
-            if any(_inside(below, link) for link in made):
+            if any(_inside(below, link) for link in new_paths):
                 reason = (
                     f"Behind what this text makes or unpacks, {shown(path)} may lead elsewhere; write it without .."
                 )
