@@ -35,9 +35,8 @@ class ToolPolicy(BoundedPolicy):
 
     ``allow`` are globs (letter case matters) for the names of tools, hand-offs and agents. ``schemas`` maps the exact name
     of an allowed tool to the JSON Schema (drafts 4, 6, 7) of its arguments object; references must stay inside the schema,
-    and nothing is ever fetched. A schema that is wrong, that belongs to a tool which is not allowed, or in which something
-    that reads like a constraint would not be checked (a misspelt keyword, a keyword beside ``$ref``) is an error when the
-    policy is made.
+    and nothing is ever fetched. A wrong schema is an error, also one that belongs to no allowed tool, or in which what
+    reads like a constraint would not be checked (a misspelt keyword, a keyword beside ``$ref``).
 
     Judges ``pre_tool_call``. May be called from several threads at once. Fails closed. Raises `PolicyError` for an option
     without a meaning.
