@@ -398,7 +398,9 @@ class CollectorSink:
             self._wake.clear()
             stopping = self._stopping.is_set()
             while batch := self._take(everything=stopping):
-                if not self._send(batch) and stopping:  # an end does not wait for a collector that is away
+                if (
+                    not self._send(batch) and self._stopping.is_set()
+                ):  # an end does not wait for a collector that is away
                     with self._lock:
                         self.dropped += len(self._waiting)
                         self._waiting.clear()
