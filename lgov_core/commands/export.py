@@ -249,8 +249,6 @@ def _ascii(line: str) -> str:
 
 
 def _export_store(store: RolloutQueue, form: str, target: str | None, where: Where, as_json: bool) -> None:
-    from lgov_core.commands.export import KINDS, json_lines, values_of, write_parquet
-
     if form == "parquet" and target is None:
         raise click.UsageError("parquet needs --to FOLDER")
     rollout_ids = list(where.get("rollout", ()))

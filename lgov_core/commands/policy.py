@@ -142,7 +142,6 @@ def explain(
 
 def _explain_access(file: Path, target: str, preset: str | None, as_json: bool) -> Exit:
     """Writes what a box, started here, lets be done with a path, or whether it may connect to HOST:PORT."""
-    from lgov_core.commands.options import record_or_setting
     from lgov_core.confine.plan import Outside, make_plan
     from lgov_core.confine.proxy import make_reach, model_endpoints
     from lgov_core.policies.confinement import read_confinement

@@ -26,8 +26,6 @@ from lgov_core.gateway.protocol import ReceivedBody
 from lgov_core.wire.fields import count_values, read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.types import Message, Receive, Send
 
 

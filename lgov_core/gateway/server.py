@@ -183,7 +183,6 @@ class EndpointServer:
         port: int = 0,
     ) -> None:
         if isinstance(app_or_engines, Sequence):
-            from lgov_core.gateway.access import KeyRing
             from lgov_core.gateway.app import create_app
 
             ring = KeyRing(required=False) if keys is None else keys

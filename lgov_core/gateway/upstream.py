@@ -357,8 +357,6 @@ class RegisteredModels:
         """
         if not model or not self._running:
             raise EndpointError("a model needs a name" if not model else "the endpoint is not running", status=422)
-        from lgov_core.gateway.upstream import UpstreamEngine
-
         engine = self._engines.get(model)
         if engine is None:
             engine = UpstreamEngine(endpoint, self._api_key, [model], self._timeout_s, name=f"{self.name} {model}")

@@ -25,8 +25,6 @@ from lgov_core.wire.fields import Use, an_object, fields_with, only_known, refus
 if TYPE_CHECKING:
     import torch
 
-    from lgov_core.models import LanguageModel
-
 
 #: JSON in one line, as Python's json writes it: free white space could be endless.
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

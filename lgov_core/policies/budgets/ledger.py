@@ -127,89 +127,72 @@ def find(table: Mapping[str, Any], name: str) -> Any:
 BUSY_TIMEOUT_S: Final = 1.5
 
 
+_SCHEMA: Final = "lgov_budgets"
+#: A commit counts once it is on the disk; the transaction of a process that was stopped holds up the others for so long.
+_SETTINGS: Final = (
+    *(f"{name} = {BUSY_TIMEOUT_S * 1000:.0f}" for name in ("lock_timeout", "statement_timeout")),
+    *(f"search_path = {_SCHEMA}", "synchronous_commit = on", "idle_in_transaction_session_timeout = 5000"),
+)
+#: The SQLSTATEs of a server that others keep busy.
+_BUSY: Final = ("55P03", "57014")
+
+
 class _ServerConnection:
     """A connection to PostgreSQL that takes the statements of a SQLite file of ``kind``, whose tables are made when missing.
 
-    One transaction at a time is open among those with the same ``lock``, so that each sees what those before it did. Raises
-    ``kind.error``, after which it is closed.
+    One transaction at a time is open among those with the same ``lock``, so that each sees what those before it did. A
+    connection that was lost is made anew for the next transaction. Raises ``kind.error``, whatever fails.
     """
 
     def __init__(self, kind: FileKind, address: str, lock: str) -> None:
         printed = without_password(address)
-        self._kind, self._name = kind, f"{kind.what} {printed}"
-        hint = "write postgresql://user@host/database, and keep the password in PGPASSWORD or ~/.pgpass"
+        self._kind, self._address, self._name = kind, address, f"{kind.what} {printed}"
         if printed.endswith("://...") or ":...@" in printed or "password=" in address:
+            hint = "write postgresql://user@host/database, and keep the password in PGPASSWORD or ~/.pgpass"
             raise kind.error(f"the address of the {kind.what} cannot be read, or holds a password", hint=hint)
         try:
             import psycopg
             from psycopg import sql
         except ImportError as error:
             raise kind.error(f"{self._name} needs psycopg: {error}", hint="pip install 'lgov[postgres]'") from error
-        self._error = psycopg.Error
-        locked = sql.SQL(
-            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SELECT pg_advisory_xact_lock(hashtextextended({}, 0))"
-        )
-        self._begin = locked.format(f"{kind.what} {lock}")
-        self._connection: Any = None
-        limit = f"{BUSY_TIMEOUT_S * 1000:.0f}"
-        try:
-            self._connection = psycopg.connect(address, autocommit=True, connect_timeout=2, application_name="lgov")
-            for setting in (f"lock_timeout = {limit}", f"statement_timeout = {limit}", *_SETTINGS):
-                self.execute(f"SET {setting}")
-            tables = [statement.partition("(")[0].split()[2] for statement in kind.schema]
-            if self.execute("SELECT to_regclass(?)", (f"{_SCHEMA}.{tables[-1]}",)).fetchone() == (None,):
-                self.execute(locked.format(_SCHEMA))
-                self.execute(f"CREATE SCHEMA IF NOT EXISTS {_SCHEMA}")
-                for statement in kind.schema:
-                    for theirs, ours in _TYPES.items():
-                        statement = statement.replace(theirs, ours)
-                    self.execute(statement)
-                self.execute("COMMIT")
-        except psycopg.Error as error:
-            raise self._failure(error) from error
+        self._psycopg, self._connection = psycopg, None
+        begin = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SELECT pg_advisory_xact_lock(hashtextextended({}, 0))"
+        self._begin = sql.SQL(begin).format(f"{kind.what} {lock}")
+        self.execute("BEGIN IMMEDIATE")
+        if not self.execute("SELECT 1 FROM pg_tables WHERE schemaname = ?", (_SCHEMA,)).fetchone():
+            self.execute("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", (_SCHEMA,))
+            for statement in (f"CREATE SCHEMA IF NOT EXISTS {_SCHEMA}", *kind.schema):
+                self.execute(statement)
+        self.execute("COMMIT")
 
-    def execute(self, statement: Any, values: Sequence[Any] = ()) -> Any:
+    def execute(self, statement: str, values: Sequence[Any] = ()) -> Any:
         """Runs a statement, and returns its cursor."""
-        if isinstance(statement, str):
-            statement = {"BEGIN IMMEDIATE": self._begin}.get(statement, statement.replace("?", "%s").encode())
-        try:
-            return self._connection.execute(statement, values or None)
-        except self._error as error:
-            raise self._failure(error) from error
-
-    def _failure(self, error: Exception) -> Exception:
-        self.close()
-        hint = "see whether the server runs, and whether this user may make a schema there"
-        return self._kind.error(f"{self._name}: {' '.join(str(error).split())}", hint=hint)
+        begins = statement == "BEGIN IMMEDIATE"
+        text = self._begin if begins else statement.replace("?", "%s").encode()
+        while True:
+            had_one = self._connection is not None
+            try:
+                if self._connection is None:
+                    self._connection = self._psycopg.connect(self._address, autocommit=True, connect_timeout=2)
+                    for setting in _SETTINGS:
+                        self._connection.execute(f"SET {setting}")
+                return self._connection.execute(text, values or None)
+            except self._psycopg.Error as error:
+                self.close()
+                if not (begins and had_one) or error.sqlstate in _BUSY:
+                    hint = "see whether the server runs, and whether this user may make a schema there"
+                    raise self._kind.error(f"{self._name}: {' '.join(str(error).split())}", hint=hint) from error
 
     @property
     def in_transaction(self) -> bool:
-        return not self._connection.closed and self._connection.info.transaction_status != 0
-
-    @property
-    def closed(self) -> bool:
-        return self._connection.closed
+        """As of a connection to SQLite."""
+        return self._connection is not None
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-
-
-_SCHEMA: Final = "lgov_budgets"
-#: A commit counts once it is on the disk; the transaction of a process that was stopped holds up the others for so long.
-_SETTINGS: Final = (
-    f"search_path = {_SCHEMA}",
-    "synchronous_commit = on",
-    "idle_in_transaction_session_timeout = 5000",
-)
-#: The SQLSTATEs of a server that others keep busy.
-_BUSY: Final = ("55P03", "57014")
-_TYPES: Final = {
-    "CREATE TABLE": "CREATE TABLE IF NOT EXISTS",
-    "INTEGER": "bigint",
-    "REAL": "double precision",
-    "WITHOUT ROWID": "",
-}
+        """Closes the connection; the next transaction opens another."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
 
 class SharedDatabase(SharedState):
@@ -245,7 +228,8 @@ class SharedDatabase(SharedState):
         if not self._lock.acquire(timeout=BUSY_TIMEOUT_S):
             raise self._kind.error(f"{self._kind.what} {name}: other threads held it for {BUSY_TIMEOUT_S:g} s")
         try:
-            connection = self._begun()
+            connection = self._open()
+            connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
                 connection.execute("COMMIT")
@@ -260,23 +244,9 @@ class SharedDatabase(SharedState):
         finally:
             self._lock.release()
 
-    def _begun(self) -> sqlite3.Connection:
-        """A connection in a new transaction. One to a server that was lost is replaced: nothing was done on it yet."""
-        had_one = self._connection is not None
-        try:
-            connection = self._open()
-            connection.execute("BEGIN IMMEDIATE")
-        except self._kind.error as error:
-            if self._address is None or not had_one or getattr(error.__cause__, "sqlstate", None) in _BUSY:
-                raise
-            connection = self._open()
-            connection.execute("BEGIN IMMEDIATE")
-        return connection
-
     def _open(self) -> sqlite3.Connection:
         if self._address is not None:
-            if self._connection is None or self._connection.closed:
-                self._connection = None
+            if self._connection is None:
                 self._connection = _ServerConnection(self._kind, self._address, self._lock_name)
             return self._connection
         if self.path is None:
@@ -309,21 +279,22 @@ class SharedDatabase(SharedState):
 #: Reservations in memory that may wait for their settlement; the oldest one beyond counts as spent.
 MAX_OPEN: Final = 100_000
 
+#: In words that SQLite and PostgreSQL both understand.
 LEDGER: Final = FileKind(
     what="budget ledger",
     application_id=int.from_bytes(b"lgvB"),
     version=1,
     schema=(
-        """CREATE TABLE budgets (
+        """CREATE TABLE IF NOT EXISTS budgets (
             owner TEXT NOT NULL, key TEXT NOT NULL,
-            nano_usd INTEGER NOT NULL, tokens INTEGER NOT NULL, calls INTEGER NOT NULL,
-            reserved_nano_usd INTEGER NOT NULL, reserved_tokens INTEGER NOT NULL, reserved_calls INTEGER NOT NULL,
-            since REAL NOT NULL, until REAL NOT NULL,
+            nano_usd bigint NOT NULL, tokens bigint NOT NULL, calls bigint NOT NULL,
+            reserved_nano_usd bigint NOT NULL, reserved_tokens bigint NOT NULL, reserved_calls bigint NOT NULL,
+            since double precision NOT NULL, until double precision NOT NULL,
             PRIMARY KEY (owner, key)
-        ) WITHOUT ROWID""",
-        """CREATE TABLE reservations (
+        )""",
+        """CREATE TABLE IF NOT EXISTS reservations (
             owner TEXT NOT NULL, operation TEXT NOT NULL, key TEXT NOT NULL,
-            nano_usd INTEGER NOT NULL, tokens INTEGER NOT NULL, calls INTEGER NOT NULL,
+            nano_usd bigint NOT NULL, tokens bigint NOT NULL, calls bigint NOT NULL,
             PRIMARY KEY (owner, operation)
         )""",
     ),
