@@ -33,7 +33,7 @@ class LangChain(Driver):
             StructuredTool.from_function(function, name=function.__name__, description=function.__doc__)
             for function in program.tools
         ]
-        graph = self._office(program, tools) if program.eraser is not None else self._agent(program, tools)
+        graph = self._office(program, tools) if program.eraser is not None else self.agent(program, tools)
         question: Any = {"messages": [("user", program.question)]}
         if not program.streams:
             state = graph.invoke(question) if program.mode == "sync" else asyncio.run(graph.ainvoke(question))
@@ -52,11 +52,11 @@ class LangChain(Driver):
         shown = f"{''.join(texts)} {states[-1]['messages']}"
         return Outcome(states[-1]["messages"][-1].text, shown, [piece for piece in pieces if piece])
 
-    def _agent(self, program: Program, tools: list[Any]) -> Any:
+    def agent(self, program: Program, tools: list[Any], **more: Any) -> Any:
         streaming: Any = {"streaming": True, "stream_usage": True} if program.streams else {}
         chat: Any = ChatOpenAI(model="scripted", base_url=program.base_url, api_key="none", max_retries=0, **streaming)  # type: ignore[arg-type]
         middleware = [LgovMiddleware(program.governor)] if program.explicit else []
-        return langchain.agents.create_agent(chat, tools, name="clerk", middleware=middleware)
+        return langchain.agents.create_agent(chat, tools, name="clerk", middleware=middleware, **more)
 
     def _office(self, program: Program, tools: list[Any]) -> Any:
         """Two stations; the clerk may hand over to one that erases."""
@@ -72,7 +72,7 @@ class LangChain(Driver):
             return {}
 
         graph = StateGraph(MessagesState)
-        graph.add_node("clerk", self._agent(program, [*tools, transfer_to_eraser]), destinations=("eraser", END))
+        graph.add_node("clerk", self.agent(program, [*tools, transfer_to_eraser]), destinations=("eraser", END))
         graph.add_node("eraser", eraser)
         graph.set_entry_point("clerk")
         return graph.compile(name="office")
