@@ -8,7 +8,8 @@ that a policy does not deny.
 
 Results are given as JSON, as most frameworks write them. The data has them cut at 4,000 characters, without the entry that is
 cut off; where AgentDojo's environment is installed (``pip install --no-deps agentdojo==0.1.35 deepdiff cachebox orderly-set
-docstring_parser email-validator dnspython``) they are whole.
+docstring_parser email-validator dnspython``) they are whole. Beside them the ground truth of tau2's retail and airline tasks,
+where inspect_evals is installed: without injections, and with what the user knows as what the user says.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies import dry_run, load_policies
 from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome
+from tests.policies import tau2_tasks
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "agentdojo"
 #: Suites that were looked at while the rules were written; the others are measured as they are.
@@ -105,6 +107,13 @@ def tasks() -> tuple[Task, ...]:
         goal = goals[suite, traces[True]["injection_task"]]
         clean, attacked = (steps_of(suite, traces[kind]["steps"], goal if kind else "") for kind in (False, True))
         every.append(Task(suite, name, traces[False]["prompt"], clean, attacked, goal))
+    for domain in ("retail", "airline") if tau2_tasks.DATA is not None and tau2_tasks.DATA.is_dir() else ():
+        steps: dict[str, list[Step]] = {}
+        for call in tau2_tasks.ground_truth(domain):
+            if call.result is not None:
+                steps.setdefault(call.task, []).append(Step(call.tool, call.arguments, call.result))
+        prompts = tau2_tasks.said_by_users(domain)
+        every += [Task(f"tau2 {domain}", name, prompts[name], clean, (), "") for name, clean in steps.items()]
     return tuple(every)
 
 
@@ -255,6 +264,9 @@ def offered(suite: str) -> dict[str, Any]:
 
 def tool_list(suite: str) -> Document:
     """The tools of a suite with their schemas: what an operator knows who knows none of the tasks."""
+    if not offered(suite):
+        used = sorted({step.tool for task in tasks() if task.suite == suite for step in task.clean})
+        return {"version": 1, "rules": [{"name": "tools", "use": "tool", "with": {"allow": used}}]}
     closed = {"type": "object", "additionalProperties": False}
     schemas = {name: {**schema, **closed} for name, schema in offered(suite).items()}
     return {
@@ -366,32 +378,37 @@ WAYS = (
     "tool list", "tool list, provenance", "tool list, general flow", "tool list, suggested flow", "suggested", "per task",
 )  # fmt: skip
 SUITES = ("banking", "slack", "travel", "workspace")
+#: Tasks without injections, of which nothing may be denied: where inspect_evals is installed.
+HARMLESS = ("tau2 retail", "tau2 airline")
 
 
 def main(arguments: Sequence[str]) -> None:
     """Prints the table; ``--pairs`` says of what gets through and what is stopped why, ``--suite NAME`` takes one suite."""
     if not DATA.exists():
         sys.exit(f"AgentDojo's calls are not at {DATA}: tasks.jsonl, tools.jsonl, traces.jsonl")
-    suites = [name for name in SUITES if "--suite" not in arguments or name in arguments]
+    known = {task.suite for task in tasks()}
+    suites = [name for name in (*SUITES, *HARMLESS) if name in known]
+    suites = [name for name in suites if "--suite" not in arguments or name in arguments]
     ways = [way for way in WAYS if "--way" not in arguments or way in arguments]
     print(f"{'policy':28}{'suite':12}{'injections through':>22}{'user calls denied':>22}{'asked':>16}{'tasks':>8}")
     for way in ways:
         scores = {suite: score(suite, way) for suite in suites}
         total = Score()
-        for own in scores.values():
-            total += own
-        for suite, own in {**scores, "all": total}.items():
+        for suite in scores.keys() & SUITES:
+            total += scores[suite]
+        for suite, own in {**scores, "all four": total}.items() if total.calls else scores.items():
             hit = len({(task.suite, task.name) for task, _ in (*own.denied, *own.asked)})
             print(
                 f"{way:28}{suite:12}{share(own.through, own.pairs):>22}"
                 f"{share(own.denied, own.calls):>22}{share(own.asked, own.calls):>16}{hit:>8}"
             )
         if "--pairs" in arguments:
-            by_cause(total)
+            for own in (total, *(scores[suite] for suite in HARMLESS if suite in scores)):
+                by_cause(own)
 
 
 def share(counted: Sequence[Any], of: int) -> str:
-    return f"{len(counted)}/{of} {len(counted) / of:7.1%}"
+    return f"{len(counted)}/{of} {len(counted) / of:7.1%}" if of else "-"
 
 
 def by_cause(total: Score) -> None:

@@ -7,12 +7,10 @@ functions that walk the list of calls.
 
 from __future__ import annotations
 
-import gzip
-import importlib.util
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import yaml
@@ -24,61 +22,12 @@ from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.store import TraceStore, open_store
 from lgov_core.trace.sink import StoreSink
 from lgov_core.types import Action, Point, ToolOutcome, ToolStatus
+from tests.policies.tau2_tasks import DATA, Call, ground_truth
 
 HERE = Path(__file__).parent
-_SPEC = importlib.util.find_spec("inspect_evals")
-DATA = Path(_SPEC.origin).parent / "tau2/data/domains" if _SPEC is not None and _SPEC.origin else None
 pytestmark = pytest.mark.skipif(
     DATA is None or not DATA.is_dir(), reason="tau2's tasks are not here: pip install --no-deps inspect-evals==0.28.0"
 )
-#: The status of an order once a tool has changed it.
-CHANGES = {
-    "cancel_pending_order": "cancelled",
-    "modify_pending_order_items": "pending (item modified)",
-    "return_delivered_order_items": "return requested",
-    "exchange_delivered_order_items": "exchange requested",
-}
-
-
-class Call(NamedTuple):
-    """A call of the ground truth of a task, and what it returns; None for an error."""
-
-    task: str
-    index: int
-    tool: str
-    arguments: Mapping[str, Any]
-    result: str | None
-
-
-def ground_truth(domain: str) -> list[Call]:
-    """The calls of all tasks; orders have the status that the calls before them in the task gave them."""
-    assert DATA is not None
-    database = json.loads(gzip.decompress((DATA / domain / "db.json.gz").read_bytes()))
-    users = database["users"].values()
-    emails = {user["email"].lower() for user in users}
-    names = {(*(name.lower() for name in user["name"].values()), user["address"].get("zip")) for user in users}
-    calls: list[Call] = []
-
-    def returns(tool: str, arguments: Mapping[str, Any], changed: Mapping[str, str]) -> str | None:
-        if tool == "find_user_id_by_email":
-            return "a user" if arguments["email"].lower() in emails else None
-        if tool == "find_user_id_by_name_zip":
-            name = (arguments["first_name"].lower(), arguments["last_name"].lower(), arguments["zip"])
-            return "a user" if name in names else None
-        for kind in ("user", "order", "reservation"):
-            if tool == f"get_{kind}_details":
-                item = database[f"{kind}s"].get(arguments[f"{kind}_id"])
-                return item and json.dumps({**item, "status": changed.get(arguments[f"{kind}_id"], item.get("status"))})
-        return "done"
-
-    for task in json.loads((DATA / domain / "tasks.json").read_text()):
-        changed: dict[str, str] = {}
-        for index, call in enumerate(task["evaluation_criteria"]["actions"] or ()):
-            tool, arguments = call["name"], call["arguments"]
-            calls.append(Call(task["id"], index, tool, arguments, returns(tool, arguments, changed)))
-            if tool in CHANGES:
-                changed[arguments["order_id"]] = CHANGES[tool]
-    return calls
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +39,7 @@ def recorded() -> dict[str, tuple[list[Call], TraceStore]]:
         governor = Governor(load_policies({"version": 1, "rules": [{"use": "allow"}]}), plugins=[StoreSink(store)])
         for call in calls:
             with enter_scope(RolloutScope(call.task, 1)):
-                ids = {"call_id": f"{call.task}-{call.index}", "operation_id": f"{call.task}-{call.index}"}
+                ids = {"call_id": f"{call.task}-{call.number}", "operation_id": f"{call.task}-{call.number}"}
                 action = Action(Point.PRE_TOOL_CALL, call.tool, arguments=call.arguments, **ids)
                 status: ToolStatus = "error" if call.result is None else "ok"
                 governor.record(ToolOutcome(action, status, call.result, decision=governor.decide(action)))
@@ -192,7 +141,7 @@ def violations(calls: Sequence[Call], tools: tuple[str, ...], check: Check) -> l
     for call in calls:
         before = made.setdefault(call.task, [])
         if call.tool.startswith(tools) and not check(before, call):
-            broken.append((call.task, call.index))
+            broken.append((call.task, call.number))
         else:
             before.append(call)
     return broken
