@@ -75,7 +75,7 @@ def lgov_policies() -> Mapping[str, PolicyFactory]:  # type: ignore[empty-body]
 
 @hookspec
 def lgov_agent_startup(action: Action) -> Verdict:
-    """Judges whether a rollout may begin.
+    """Evaluates whether a rollout may begin.
 
     When: a rollout scope is entered through the governor, before the agent runs.
     Gets: ``action`` with kind ``agent`` and the task's id as its name.
@@ -87,7 +87,7 @@ def lgov_agent_startup(action: Action) -> Verdict:
 
 @hookspec
 def lgov_input(action: Action) -> Verdict:
-    """Judges the user's text before the agent gets it.
+    """Evaluates the user's text before the agent gets it.
 
     When: an agent is invoked, before its first model call.
     Gets: ``action.text``, the new user text.
@@ -99,7 +99,7 @@ def lgov_input(action: Action) -> Verdict:
 
 @hookspec
 def lgov_pre_model_call(action: Action) -> Verdict:
-    """Judges a model call before it is sent.
+    """Evaluates a model call before it is sent.
 
     When: before every model call.
     Gets: ``action.name`` (the model), ``action.arguments["messages"]`` as role/content mappings.
@@ -111,9 +111,9 @@ def lgov_pre_model_call(action: Action) -> Verdict:
 
 @hookspec
 def lgov_post_model_call(action: Action) -> Verdict:
-    """Judges what the model wrote before the agent acts on it.
+    """Evaluates what the model wrote before the agent acts on it.
 
-    When: after every model call, before any proposed tool call is judged.
+    When: after every model call, before any proposed tool call is evaluated.
     Gets: ``action.text``, the reply's text; ``action.arguments["tool_calls"]``, the calls it proposes;
         ``action.arguments["usage"]``, the tokens it took, where the model reported them.
     Returns: a `Decision` (transform replaces ``text``), an awaitable of one, or None for no opinion.
@@ -124,7 +124,7 @@ def lgov_post_model_call(action: Action) -> Verdict:
 
 @hookspec
 def lgov_pre_tool_call(action: Action) -> Verdict:
-    """Judges a tool call before it runs.
+    """Evaluates a tool call before it runs.
 
     When: before every tool call, hand-off or call of another agent.
     Gets: ``action.name``, ``action.arguments``, ``action.call_id``; ``action.agent``, the agent that calls, if it has a name.
@@ -136,7 +136,7 @@ def lgov_pre_tool_call(action: Action) -> Verdict:
 
 @hookspec
 def lgov_post_tool_call(action: Action) -> Verdict:
-    """Judges a tool's result before the model reads it.
+    """Evaluates a tool's result before the model reads it.
 
     When: after every tool call that returned.
     Gets: ``action.text``, the result as the model would read it; name, arguments and call id as before the call.
@@ -148,7 +148,7 @@ def lgov_post_tool_call(action: Action) -> Verdict:
 
 @hookspec
 def lgov_output(action: Action) -> Verdict:
-    """Judges the agent's final answer before the caller gets it.
+    """Evaluates the agent's final answer before the caller gets it.
 
     When: an agent is about to return.
     Gets: ``action.text``, the final answer.
@@ -160,7 +160,7 @@ def lgov_output(action: Action) -> Verdict:
 
 @hookspec
 def lgov_agent_shutdown(action: Action) -> Verdict:
-    """Judges the end of a rollout, for the record only: nothing is left to block.
+    """Evaluates the end of a rollout, for the record only: nothing is left to block.
 
     When: a rollout scope is left through the governor, also when its beginning was denied.
     Gets: ``action`` as at ``lgov_agent_startup``; from a governor's rollout ``action.arguments["reason"]`` says how it
@@ -200,7 +200,7 @@ def lgov_span_reward(span: Span) -> Sequence[Reward]:  # type: ignore[empty-body
 def lgov_rollout_reward(rollout: RolloutScope) -> Sequence[Reward]:  # type: ignore[empty-body]
     """Settles the rewards of an attempt that has ended.
 
-    When: after ``agent_shutdown`` was judged, whatever the decision.
+    When: after ``agent_shutdown`` was evaluated, whatever the decision.
     Gets: ``rollout``, with the ids of the rollout and the attempt.
     Returns: rewards on the attempt (its last call gets them) or on one of its calls.
     If it raises: as for ``lgov_reward``.

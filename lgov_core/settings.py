@@ -117,7 +117,7 @@ class Settings:
     max_characters: Count = 4_000_000
     """Characters of these texts together."""
     judging_s: Seconds = 20.0
-    """Seconds that ``lgov serve`` may take to judge one request, without the wait for people."""
+    """Seconds that ``lgov serve`` may take to evaluate a request, without the wait for people."""
     strict_fields: Truth = False
     """True refuses a call that asks for what ``lgov serve`` cannot offer its model; else that is left out, and named."""
     drain_s: WholeSeconds = 30

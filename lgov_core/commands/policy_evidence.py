@@ -34,20 +34,20 @@ _ARGUMENTS_SHOWN: Final = 80
 @limit_option("Changes")
 @click.pass_context
 def evaluate(ctx: click.Context, file: Path, source: str, limit: int, as_json: bool) -> None:
-    """Judge actions by the policies in FILE, and compare: labelled cases with their label, recorded actions with the past.
+    """Evaluate actions by the policies in FILE, and compare: labelled cases with their label, recorded actions with the past.
 
     CASES is a file of JSON lines. A case is {"id", "point", "name", "arguments", "agent"?, "text"?, "user_text"?,
     "context"?, "sequence"?, "result"?, "expect": "allow"|"deny"}. Writes a table of the cases and a summary; with --json one
     line a case (id, effect, policy, rule, severity, reason, expect, ok, shadowed), and a last line {"summary": {...}}. Exits 1
-    when any case is judged otherwise than expected. Each case is judged independently: the costs and texts of the others do
+    when any case is decided otherwise than expected. Each case is evaluated independently: the costs and texts of the others do
     not count. Cases with the same sequence (or else session_id, or rollout_id) follow on each other, with the result that an
     allowed call returned.
 
-    STORE or RECORD is a trace store (or run folder) or an audit record: every recorded action is judged again, and those are
+    STORE or RECORD is a trace store (or run folder) or an audit record: every recorded action is evaluated again, and those are
     listed that would now be blocked, or no longer are; exits 1 when there are any. A trace store holds the tool calls; an audit
     record also the model calls and texts. Rules that count against the clock (rates, seconds) count at the speed of the replay.
 
-    Nothing is run and nothing is written. Policies in shadow mode are judged as if they were enforced ("shadowed" is true).
+    Nothing is run and nothing is written. Policies in shadow mode are evaluated as if they were enforced ("shadowed" is true).
     """
     if is_audit_record(source) or is_store(source):
         ctx.exit(_replay(file, source, limit, as_json))
@@ -179,13 +179,15 @@ def _show_replay(replay: Replay, limit: int) -> None:
     if len(changes) < len(replay.changes):
         click.echo(f"{len(replay.changes) - len(changes)} more changes; --limit 0 shows all", err=True)
     click.echo(
-        f"{replay.judged} actions judged again: {len(replay.changes)} changed;"
+        f"{counted(replay.judged, 'action')} evaluated again: {len(replay.changes)} changed;"
         f" {replay.blocked_then} were blocked then, {replay.blocked_now} would be now"
     )
     if replay.without_decision:
         click.echo(f"{replay.without_decision} have no recorded decision to compare with", err=True)
     if replay.incomplete:
-        click.echo(f"{replay.incomplete} could not be judged: their arguments are not in the record in full", err=True)
+        click.echo(
+            f"{replay.incomplete} could not be evaluated: their arguments are not in the record in full", err=True
+        )
 
 
 def _change_row(change: Change) -> tuple[object, ...]:

@@ -135,7 +135,7 @@ class Turns:
 
     def _too_long(self) -> Busy:
         what = f"judging the request took longer than {self.limits.judging_s:g} s, the setting judging_s"
-        return Busy(f"{what}; what was judged by then is not judged again", status=429)
+        return Busy(f"{what}; what was evaluated by then is not evaluated again", status=429)
 
 
 async def _turn(

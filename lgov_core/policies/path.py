@@ -237,7 +237,7 @@ class PathPolicy(BoundedPolicy):
     ``openat2(RESOLVE_BENEATH)`` what `resolve` returns, or let no other program write there), a hard link to a file
     outside, a bind mount.
 
-    Judges ``pre_tool_call``; has no opinion on hand-offs and agents. The number of file system calls is bounded, their
+    Evaluates ``pre_tool_call``; has no opinion on hand-offs and agents. The number of file system calls is bounded, their
     duration is not. May be called from several threads at once. Fails closed. Raises `PolicyError` for an option without a
     meaning.
     """

@@ -102,7 +102,7 @@ class PinnedToolsPolicy(BoundedPolicy):
     The first definition (description and schema) is kept in the SQLite file ``store``, or for the life of the process. A
     changed definition is denied until a person approves its digest (``lgov policy trust``).
 
-    Judges ``pre_model_call``, by the definitions in ``Action.context["tools"]`` or, where a host gives them as arguments,
+    Evaluates ``pre_model_call``, by the definitions in ``Action.context["tools"]`` or, where a host gives them as arguments,
     ``Action.arguments["tools"]``; a call that does not say which tools it offers is denied. May be called from several
     threads at once. Fails closed.
     """

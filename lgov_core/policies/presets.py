@@ -53,7 +53,7 @@ def preset(name: str, *, dialect: str | None = None) -> PolicySet:
 class CarriedSQL(BoundedPolicy):
     """Allows an act whose SQL may run, and denies an act that carries none.
 
-    Judges ``pre_tool_call`` of every kind, a kernel's whole agents included, by `SQLPolicy` in ``mode``; ``only`` denies
+    Evaluates ``pre_tool_call`` of every kind, a kernel's whole agents included, by `SQLPolicy` in ``mode``; ``only`` denies
     arguments beside the SQL. ``dialect`` as in `preset`. May be called from several threads at once. Fails closed.
     """
 

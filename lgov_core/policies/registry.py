@@ -60,7 +60,7 @@ class BoxOptions(PolicyOptions, frozen=True):
 class BoxPolicy(BoundedPolicy):
     """Lets a tool be called in a box only, where the kernel holds what it runs: for tools that run code.
 
-    The box is that of ``lgov run --confine``; a container that others made is none. Judges ``pre_tool_call``.
+    The box is that of ``lgov run --confine``; a container that others made is none. Evaluates ``pre_tool_call``.
     """
 
     permits = True

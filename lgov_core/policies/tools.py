@@ -38,7 +38,7 @@ class ToolPolicy(BoundedPolicy):
     and nothing is ever fetched. A wrong schema is an error, also one that belongs to no allowed tool, or in which what
     reads like a constraint would not be checked (a misspelt keyword, a keyword beside ``$ref``).
 
-    Judges ``pre_tool_call``. May be called from several threads at once. Fails closed. Raises `PolicyError` for an option
+    Evaluates ``pre_tool_call``. May be called from several threads at once. Fails closed. Raises `PolicyError` for an option
     without a meaning.
     """
 

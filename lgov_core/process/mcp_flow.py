@@ -122,7 +122,7 @@ class GovernedMCPSession:
         except Exception as error:  # noqa: BLE001 - what is not judged does not pass
             say(f"{method} could not be judged: {type(error).__name__}: {error}")
             return _refused(
-                method, own, f"DENIED: lgov could not judge {method}: {type(error).__name__}", INTERNAL_ERROR
+                method, own, f"DENIED: lgov could not evaluate {method}: {type(error).__name__}", INTERNAL_ERROR
             )
 
     async def notice(self, method: str, params: Mapping[str, Any] | None) -> JSON | None:
@@ -133,7 +133,7 @@ class GovernedMCPSession:
                 with enter_scope(self.scope):
                     read, denial = await arun_flow(self._text_flow(method, read))
             except Exception as error:  # noqa: BLE001 - what is not judged does not pass
-                denial = f"lgov could not judge it: {type(error).__name__}: {error}"
+                denial = f"lgov could not evaluate it: {type(error).__name__}: {error}"
         if denial is not None:
             say(f"{method} of {self.server.name} is left out: {denial}")
         return None if denial else read

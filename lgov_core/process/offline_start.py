@@ -276,7 +276,7 @@ def starting_policy(start: OfflineStart, program: str, folder: Path, cwd: Path) 
         "# Read it and change it to fit: each comment says what the rules leave open.\n"
         "# Then: lgov policy check FILE, and lgov policy explain FILE --action JSON\n"
         "version: 1\nname: agent\n"
-        "mode: enforce   # or shadow: judge and record everything, block nothing\n"
+        "mode: enforce   # or shadow: evaluate and record everything, block nothing\n"
         "default: deny   # a tool that no rule names is not called\n"
         "confine: {preset: workspace}   # what lgov run --confine leaves open: this folder and the model\n"
         + ("rules:\n" + "\n".join(rule.text() for rule in rules) if rules else f"rules:\n{_NO_TOOLS}")

@@ -111,14 +111,14 @@ class ClosingReport:
         if self.would_deny:
             lines[0] += f"; shadow mode: {self.would_deny} of the allowed would have been denied"
         if not frameworks:
-            lines.append("the program imported no framework that lgov governs: no tool call of it was judged")
+            lines.append("the program imported no framework that lgov governs: no tool call of it was evaluated")
         # A framework below others (the openai client, say) has no decisions where those judge.
         for framework in [name for name in frameworks if name in self.judged] or frameworks:
             points = self.judged.get(framework, {})
             counts = [
                 counted(sum(points[point].values()), *words) for point, words in _WORDS.items() if point in points
             ]
-            lines.append(f"{framework}: judged {', '.join(counts) or 'nothing'}")
+            lines.append(f"{framework}: evaluated {', '.join(counts) or 'nothing'}")
         for framework, points in self.uncovered.items():
             lines.append(f"{framework}: cannot block at {', '.join(points)}")
         lines += blocked_lines(self.blocked, self.audit)

@@ -216,7 +216,7 @@ class RuntimeSection:
     air_enabled: bool = True
     """Pay intermediate rewards (AIR) for tool and model calls."""
     policy: Path | None = None
-    """Policy file under which agents run. Default: nothing is judged."""
+    """Policy file under which agents run. Default: nothing is evaluated."""
     confine: bool = False
     """Run worker processes in a box of the kernel's."""
     timeout_s: Above0 = 600.0

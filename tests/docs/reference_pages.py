@@ -46,7 +46,7 @@ FOLDER = ROOT / "docs/reference"
 SHARED = ("--json", "--set", "--since", "--before", "--yes")
 #: Sentences of docstrings that hold for every policy: the page says them once.
 COMMON = re.compile(
-    r"(?:May\s+be\s+called\s+from\s+several\s+threads\s+at\s+once\.|Fails\s+closed\.|Judges `pre_tool_call`\.|"
+    r"(?:May\s+be\s+called\s+from\s+several\s+threads\s+at\s+once\.|Fails\s+closed\.|Evaluates `pre_tool_call`\.|"
     r"Raises `PolicyError`\s+(?:for\s+an\s+option\s+without\s+a\s+meaning|"
     r"when\s+made\s+with\s+something\s+that\s+has\s+no\s+meaning)"
     r"(?:,\s+and\s+from\s+the\s+methods\s+for\s+people)?\.)\s*"

@@ -223,7 +223,7 @@ subprocess.run([sys.executable, "-c", end])
     done = lgov_run(folder, "python", write(folder, program), options=("--store", "store.db", "--rollout-id", "r-1"))
     assert done.returncode == -signal.Signals[name], done.stderr
     assert "governed: langchain; decisions: 1 allowed, 1 denied" in done.stderr
-    assert "langchain: judged 1 tool call" in done.stderr
+    assert "langchain: evaluated 1 tool call" in done.stderr
     assert "imported no framework" not in done.stderr
     assert done.stderr.count("audit record: ") == 1
     with open_store(str(folder / "store.db")) as stored:  # type: ignore[attr-defined]

@@ -36,7 +36,7 @@ def test_interpreter_options_do_not_loosen_the_policy(folder: Path) -> None:
     make_company(folder)
     done = lgov_run(folder, "python", "-O", "-B", write(folder, WORKER), "DROP TABLE staff")
     assert "DENIED" in done.stdout
-    assert "langchain: judged 1 tool call" in done.stderr
+    assert "langchain: evaluated 1 tool call" in done.stderr
 
 
 def test_a_command_of_a_package_is_governed(folder: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_command_of_a_package_is_governed(folder: Path) -> None:
     finally:
         server.send_signal(signal.SIGINT)
         _, said = server.communicate(timeout=60)
-    assert "langchain: judged 1 tool call" in said
+    assert "langchain: evaluated 1 tool call" in said
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ async def test_what_cannot_be_read_is_denied(tmp_path: Path) -> None:
     with opened(tmp_path) as parts:
         session = session_of(parts)
         result, _ = await answered(session, CALL, {"content": [], "structuredContent": {"x": deep}})
-        assert "could not judge" in refusal(result)
+        assert "could not evaluate" in refusal(result)
         for method in ("resources/read", "sampling/createMessage"):
             result, sent = await answered(session, {"name": method, "arguments": {}}, RESULT)
             assert (sent, "is the name of a method" in refusal(result)) == (None, True)

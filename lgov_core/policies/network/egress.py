@@ -276,7 +276,7 @@ class EgressPolicy(BoundedPolicy):
     to ``check_url(url).addresses`` (which always looks up) and check each redirect the same way. ``resolver`` replaces the
     system's.
 
-    Judges ``pre_tool_call``; has no opinion on hand-offs and agents. ``bounded`` unless it resolves, which may wait for a
+    Evaluates ``pre_tool_call``; has no opinion on hand-offs and agents. ``bounded`` unless it resolves, which may wait for a
     name server. May be called from several threads at once. Fails closed. Raises `PolicyError` for an option without a
     meaning.
     """

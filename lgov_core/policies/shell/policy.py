@@ -262,7 +262,7 @@ class ShellPolicy(BoundedPolicy):
     ``tar -c``) reads a folder with a secret in it only if it leaves the secret out. ``git`` reads history in ``cwd`` if no
     setting of the repository there runs anything.
 
-    Judges ``pre_tool_call``, except hand-offs and agents. Anything unclear, too long (20,000 characters), too large (20,000
+    Evaluates ``pre_tool_call``, except hand-offs and agents. Anything unclear, too long (20,000 characters), too large (20,000
     entries of folders) or too deep is denied. Recent decisions are cached, except for the state of files. ``bounded``
     unless ``egress`` resolves hosts. May be called from several threads at once. Fails closed. Raises `PolicyError` for an
     option without a meaning.
