@@ -261,11 +261,11 @@ class FlowPolicy(BoundedPolicy):
         Raises `Unclear` there for what cannot be looked at.
         """
         try:
-            for name, text in strings_in(action.arguments):
+            for name, text in strings_in(action.arguments, keeps=self._judges):
                 strict = judged and bool(self.whole) and matches_any(name, self.whole)
                 if strict:
                     yield UsedValue(name, "value", words_of(text), text=text)
-                if judged and self.arguments != ("*",) and not matches_any(name, self.arguments):
+                if judged and self.arguments != ("*",) and not self._judges(name):
                     continue
                 if len(text) > MAX_TEXT:
                     raise Unclear(f"{self.slug}-unscanned", f"{_place(name)} is longer than {MAX_TEXT} characters.")
@@ -285,6 +285,9 @@ class FlowPolicy(BoundedPolicy):
                 raise Unclear(f"{self.slug}-unscanned", f"{error}, so they were not looked at.") from error
             if judged:
                 raise
+
+    def _judges(self, argument: str) -> bool:
+        return self.arguments != ("*",) and matches_any(argument, self.arguments)
 
     def sources(self, action: Action) -> list[ValueSource]:
         """The texts that each judged value of a call is in."""
@@ -388,9 +391,9 @@ class FlowPolicy(BoundedPolicy):
             return None
         too_much = _LEVELS[self.limit + 1 :]
         closed = [text for text in texts.results if any(label.holds in too_much for label in self._labels(text))]
-        for name, text in strings_in(action.arguments) if closed else ():
+        for name, text in strings_in(action.arguments, keeps=self._judges) if closed else ():
             words = loose_words(text).split()
-            for result in closed if matches_any(name, self.arguments) else ():
+            for result in closed if self.arguments == ("*",) or self._judges(name) else ():
                 if result.shares(words, texts.user_texts):
                     reason = f"{_place(name)} has words out of {result.origin[:80]}, whose results may not be told here"
                     return self.deny(f"{self.slug}-discloses", f"{reason}. Leave them out.")

@@ -317,8 +317,13 @@ MAX_DEPTH: Final = 32
 MAX_NAME: Final = 1_000
 
 
-def strings_in(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Every string with the key it stands under; keys themselves, and numbers as they are written."""
+def strings_in(
+    value: Any, name: str = "", depth: int = 0, keeps: Callable[[str], bool] = lambda name: False
+) -> Iterator[tuple[str, str]]:
+    """Every string with the key it stands under; keys themselves, and numbers as they are written.
+
+    What stands under a key that ``keeps`` its name has that name, however deep it is, but for keys that keep their own.
+    """
     if depth > MAX_DEPTH:
         raise Unclear("arguments-unlookable", f"The arguments are nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, str):
@@ -329,10 +334,11 @@ def strings_in(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str
                 raise Unclear("arguments-unlookable", f"The arguments have a name longer than {MAX_NAME} characters")
             if isinstance(key, str) and not key.isidentifier():
                 yield name, key
-            yield from strings_in(item, str(key), depth + 1)
+            named = name if keeps(name) and not keeps(str(key)) else str(key)
+            yield from strings_in(item, named, depth + 1, keeps)
     elif isinstance(value, list | tuple | set | frozenset):
         for item in value:
-            yield from strings_in(item, name, depth + 1)
+            yield from strings_in(item, name, depth + 1, keeps)
     elif isinstance(value, bytes | bytearray):
         yield name, bytes(value).decode("utf-8", "replace")
     elif value is not None and not isinstance(value, bool):
