@@ -299,6 +299,7 @@ def _kept_places(folder: Path, settings: Settings) -> dict[str, str]:
     """The places in ``folder``, and those that the settings and the policy there name, each with its kind."""
     from lgov_core.governance import DEFAULT_AUDIT
     from lgov_core.places import POLICY_NAMES
+    from lgov_core.store import store_of
     from lgov_core.views.governance import approval_files
     from lgov_core.views.sources import kept_below
 
@@ -308,8 +309,9 @@ def _kept_places(folder: Path, settings: Settings) -> dict[str, str]:
     ]
     named.append(("record", settings.audit or folder / DEFAULT_AUDIT))
     places = {str(path.resolve()): kind for kind, path in named if path.is_file()}
-    if (store := settings.store) is not None and ("://" in store or Path(store).is_file()):
-        places[store if "://" in store else str(Path(store).resolve())] = "store"
+    for store in filter(None, (settings.store, store_of(folder))):
+        if "://" in store or Path(store).is_file():
+            places[store if "://" in store else str(Path(store).resolve())] = "store"
     return {**{location: kind for kind, location in kept_below(folder.resolve())}, **places}
 
 

@@ -31,7 +31,7 @@ def address() -> str:
         store.add_rollouts([Rollout("told", "t1", "run1", {"q": 1}, 1000.0)])
         store.start_attempt("told", 1)
         attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "search"}
-        attributes |= {"gen_ai.tool.call.arguments": "{}", "lgov.tool.status": "ok"}
+        attributes |= {"gen_ai.tool.call.arguments": '{"q": "zebra"}', "lgov.tool.status": "ok"}
         store.add_spans([Span("execute_tool search", "s1", 1001.0, 1002.0, dict(attributes), "told", 1)])
         store.finish_attempt("told", 1, Outcome.SUCCEEDED, rewards=[Reward(0.5)])
     return place
@@ -61,6 +61,7 @@ COMMANDS = {
     "policy eval policy.yaml RUN": "1 action",
     "policy suggest RUN": "search",
     "doctor RUN": "rollout",
+    "erase RUN --where text=zebra --dry-run": "1 rollout",
     "view RUN --export page.html": "page.html",
 }
 
