@@ -145,36 +145,21 @@ class AuditLog(RecordWriter):
                 hint="what was decided is on record; look at the key and at the second place for heads",
             )
 
-    def erase(
-        self,
-        *,
-        entry_id: str | None = None,
-        rollout_id: str | None = None,
-        selection: EntrySelection | None = None,
-        reason: str = "",
-    ) -> int:
-        """Erases the arguments and texts of one entry, of a rollout or of a selection, and says so in an entry of its own.
+    def erase(self, selection: EntrySelection, *, reason: str = "") -> int:
+        """Erases the arguments and texts of the entries of a selection, and says so in an entry of its own.
 
         The chain stays whole: the entries keep what they say about the act, and hashes that say nothing about the texts
         once their salts are gone. From a signed record only the signer whose key wrote its last head may erase. The
         file's free pages are overwritten, and SQLite's log is emptied. Returns how many entries lost texts. Raises
-        `AuditError`, also unless exactly one of the three is given, and when someone who reads the record keeps the log from
+        `AuditError`, also for a selection of everything, and when someone who reads the record keeps the log from
         being emptied: then the texts are still on the disk, and calling it again finishes.
         """
-        if [entry_id, rollout_id, selection].count(None) != 2 or selection == EntrySelection():
-            raise AuditError(
-                "erase an entry, a rollout or a selection", hint="name one of them; a selection has a field set"
-            )
-        selection = selection or EntrySelection(rollout_id=rollout_id)
-        where, parameter = ("1 OR ?", None) if entry_id is None else ("body LIKE ?", f'%"{entry_id}"%')
-        if selection.rollout_id is not None:
-            where, parameter = "rollout_id = ?", selection.rollout_id
+        if selection == EntrySelection():
+            raise AuditError("a selection says which entries are erased", hint="set one of its fields")
         try:
             with self._lock:
-                rows = self._open().execute(f"{_SELECT} WHERE ({where}) AND salt IS NOT NULL", (parameter,)).fetchall()
-            entries = [
-                entry for entry in map(entry_of, rows) if entry_id in (None, entry.entry_id) and selection.holds(entry)
-            ]
+                rows = self._open().execute(f"{_SELECT} WHERE salt IS NOT NULL").fetchall()
+            entries = [entry for entry in map(entry_of, rows) if selection.holds(entry)]
             if not entries:
                 with self._lock:  # what an erasure before this one had to leave
                     self._empty_log()

@@ -299,7 +299,6 @@ def _kept_places(folder: Path, settings: Settings) -> dict[str, str]:
     """The places in ``folder``, and those that the settings and the policy there name, each with its kind."""
     from lgov_core.governance import DEFAULT_AUDIT
     from lgov_core.places import POLICY_NAMES
-    from lgov_core.store import store_of
     from lgov_core.views.governance import approval_files
     from lgov_core.views.sources import kept_below
 
@@ -309,9 +308,8 @@ def _kept_places(folder: Path, settings: Settings) -> dict[str, str]:
     ]
     named.append(("record", settings.audit or folder / DEFAULT_AUDIT))
     places = {str(path.resolve()): kind for kind, path in named if path.is_file()}
-    for store in filter(None, (settings.store, store_of(folder))):
-        if "://" in store or Path(store).is_file():
-            places[store if "://" in store else str(Path(store).resolve())] = "store"
+    if (store := settings.store) is not None and ("://" in store or Path(store).is_file()):
+        places[store if "://" in store else str(Path(store).resolve())] = "store"
     return {**{location: kind for kind, location in kept_below(folder.resolve())}, **places}
 
 
@@ -361,7 +359,7 @@ def _erase_entries(
     with opened_record(path, signer=signer, heads=None if dry_run else heads) as record:
         fitting = [entry for entry in record.entries() if selection.holds(entry)]
         going = [entry for entry in fitting if entry.arguments or entry.content]
-        count = len(going) if dry_run else record.erase(selection=selection, reason=reason)
+        count = len(going) if dry_run else record.erase(selection, reason=reason)
         bare = (replace(entry, arguments=None, content=None) for entry in fitting)
         kept = 0 if selection.text is None else sum(map(selection.holds, bare))
     what = f"the texts of {counted(count, 'entry', 'entries')}"

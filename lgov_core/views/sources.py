@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from lgov_core._util.sqlite_file import BESIDE, file_identity
 from lgov_core.audit import AuditLog
-from lgov_core.errors import LgovError, StoreError
+from lgov_core.errors import LgovError, SettingsError, StoreError
 from lgov_core.settings import without_password
 from lgov_core.store import RolloutQueue, open_store, store_of
 from lgov_core.store.pages import StorePages
@@ -130,8 +130,9 @@ def _databases(folder: Path) -> list[Path]:
 def kept_below(folder: Path, depth: int = _DEPTH) -> Iterator[tuple[str, str]]:
     """The audit records, approvals and stores in a folder and below, each with its kind, and the other files of folders."""
     kinds = {_STORE: "store", _AUDIT: "record", _APPROVALS: "approvals"}
-    if (folder / "server.json").is_file() and (store := store_of(folder)) != str(folder):
-        yield "store", store
+    with contextlib.suppress(SettingsError):
+        if "://" in (store := store_of(folder)) or Path(store).is_file():
+            yield "store", store if "://" in store else str(Path(store).resolve())
     try:
         inside = sorted(folder.iterdir())
     except OSError:

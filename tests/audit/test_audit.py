@@ -18,6 +18,7 @@ import pytest
 
 from lgov_core.audit import AuditLog, verify
 from lgov_core.audit.entry import PAYLOAD_LIMIT
+from lgov_core.audit.reading import EntrySelection
 from lgov_core.errors import AuditError
 from lgov_core.types import Action, Decision, Effect, Point, Severity, ToolOutcome
 from tests.audit.audit_parts import DENY, action, in_child
@@ -229,17 +230,16 @@ def test_texts_can_be_erased_and_the_chain_stays_whole(tmp_path: Path) -> None:
         first = log.commit(action(arguments={"name": "Ada-of-first-entry"}), DENY)
         log.commit(action(text="Ada-of-second-entry", rollout_id="r2"), DENY)
         log.commit(action(arguments={"name": "kept"}, rollout_id="r3"), DENY)
-        assert log.erase(entry_id=first, reason="asked for") == 1
-        assert log.erase(rollout_id="r2") == 1
-        assert log.erase(rollout_id="r2") == 0  # nothing is left
-        assert log.erase(entry_id="aud_of_nobody") == 0
+        assert log.erase(EntrySelection(entry_id=first), reason="asked for") == 1
+        assert log.erase(EntrySelection(rollout_id="r2")) == 1
+        assert log.erase(EntrySelection(rollout_id="r2")) == 0  # nothing is left
+        assert log.erase(EntrySelection(entry_id="aud_of_nobody")) == 0
         assert [entry.arguments is None for entry in log.entries()[:3]] == [True, True, False]
         erased, *_, erasure = log.entries()[:4]
         assert (erasure.kind, erasure.reason) == ("erasure", "asked for")
         assert erasure.body["erased"] == {first: erased.hash.hex()}
-        for nothing in ({}, {"entry_id": first, "rollout_id": "r2"}):
-            with pytest.raises(AuditError, match="an entry, a rollout or a selection"):
-                log.erase(**nothing)
+        with pytest.raises(AuditError, match="says which entries are erased"):
+            log.erase(EntrySelection())
     report = verify(path)
     assert (report.ok, report.entries, report.erased) == (True, 5, 2)
     left = b"".join(file.read_bytes() for file in tmp_path.iterdir())

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from lgov_core import Action, Decision, Effect, Governor, Point, PolicySet, ToolOutcome
 from lgov_core.audit import AuditLog, SigningKey, make_key, verify
-from lgov_core.audit.reading import AUDIT_RECORD
+from lgov_core.audit.reading import AUDIT_RECORD, EntrySelection
 from lgov_core.audit.signing import heads_path
 from lgov_core.commands import cli
 from lgov_core.errors import AuditError
@@ -245,9 +245,9 @@ def test_an_erasure_is_not_over_while_sqlites_log_holds_the_texts(path: Path, ke
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM entries").fetchone()
         with pytest.raises(AuditError, match="still in"):
-            log.erase(rollout_id="r1")
+            log.erase(EntrySelection(rollout_id="r1"))
         reader.execute("COMMIT")
-        assert log.erase(rollout_id="r1") == 0
+        assert log.erase(EntrySelection(rollout_id="r1")) == 0
         files = [file.read_bytes() for file in path.parent.glob("audit.db*")]
     assert not any(b"PRIVATE" in content for content in files)
     assert verify(path).ok

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from lgov_core.audit import AuditLog, SigningKey, make_key, verify
+from lgov_core.audit.reading import EntrySelection
 from lgov_core.commands import cli
 from lgov_core.errors import AuditError
 from tests.audit.audit_proof_parts import DENY, action
@@ -85,7 +86,7 @@ def test_an_erasure_signed_with_another_key_is_named(path: Path, key: SigningKey
 
 def test_a_signature_is_good_for_what_it_erases_alone(path: Path, key: SigningKey) -> None:
     with AuditLog(path, signer=key) as log:
-        assert log.erase(rollout_id="r1", reason="asked for") == 1
+        assert log.erase(EntrySelection(rollout_id="r1"), reason="asked for") == 1
     assert verify(path, key=key.public, require_signed=True).ok
     (body,) = erasures(path)
     signed = {name: body[name] for name in ("reason", "erased", "key", "signature")}
@@ -124,7 +125,7 @@ def test_a_signed_record_is_erased_with_its_key_only(path: Path, tmp_path: Path,
     signer = None if which == "none" else make_key(tmp_path / "other.key")
     log = AuditLog(path, signer=signer)
     with pytest.raises(AuditError, match="only who has its key may erase"):
-        log.erase(rollout_id="r1")
+        log.erase(EntrySelection(rollout_id="r1"))
     assert [entry.arguments for entry in log.entries("r1")] == ['{"i":1}']
     log.close()
     assert erasures(path) == []
@@ -134,7 +135,7 @@ def test_a_record_that_was_erased_from_before_it_was_signed_stays_right(tmp_path
     path = tmp_path / "late.db"
     with AuditLog(path) as log:
         log.commit(action(1), DENY)
-        assert log.erase(rollout_id="r1") == 1
+        assert log.erase(EntrySelection(rollout_id="r1")) == 1
     assert verify(path).ok
     with AuditLog(path, signer=key) as log:
         log.commit(action(2), DENY)
@@ -153,7 +154,7 @@ def test_a_signer_that_fails_erases_nothing(path: Path, key: SigningKey) -> None
 
     log = AuditLog(path, signer=Broken())
     with pytest.raises(AuditError, match="pulled out"):
-        log.erase(rollout_id="r1")
+        log.erase(EntrySelection(rollout_id="r1"))
     assert [entry.arguments for entry in log.entries("r1")] == ['{"i":1}']
     log.close()
 

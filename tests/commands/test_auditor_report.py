@@ -14,6 +14,7 @@ import pytest
 import lgov_core.audit
 from lgov_core import Action, Decision, Effect, Point
 from lgov_core.audit import AuditLog, make_key
+from lgov_core.audit.reading import EntrySelection
 from lgov_core.commands.group import Exit
 from tests.commands.cli_runner import lgov
 
@@ -44,7 +45,7 @@ def record(folder: Path) -> Path:
         log.commit(act("run_sql", query="DROP TABLE staff"), DENIED)
         log.commit(act("refund", order=7), APPROVED)
         log.append("ungoverned", {"rollout_id": "r1", "programs": {"worker.py": 2}}, arguments=None, content={})
-        log.erase(entry_id=log.entries()[0].entry_id, reason="asked for")
+        log.erase(EntrySelection(entry_id=log.entries()[0].entry_id), reason="asked for")
     return folder / "audit.db"
 
 

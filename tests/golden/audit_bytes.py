@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lgov_core.audit import AuditLog, load_key
+from lgov_core.audit.reading import EntrySelection
 from tests.golden.printed_commands import freeze, write_record
 
 SECRET = "lgov-ed25519-secret:" + "7f" * 32 + "\n"
@@ -31,7 +32,7 @@ def write_signed(folder: Path, patch: pytest.MonkeyPatch) -> Path:
             log.append("trace", {"name": "begin"}, arguments={"n": 1}, content={"text": "é"})
             write_record(path, load_key(key))
             log.append("trace_end", {"name": "end"}, arguments=None, content={})
-            log.erase(entry_id=log.entries()[1].entry_id, reason="asked for")
+            log.erase(EntrySelection(entry_id=log.entries()[1].entry_id), reason="asked for")
     return path
 
 

@@ -22,6 +22,7 @@ from click.testing import CliRunner
 
 from lgov_core.commands import cli
 from lgov_core.errors import PolicyError
+from lgov_core.governor.options import CARRIED, open_question
 from lgov_core.policies import ApprovalPolicy, ApprovalRequest, ApprovalRequests, PolicySet
 from lgov_core.policies.approvals import notices
 from lgov_core.reward import AirPlugin
@@ -51,6 +52,24 @@ def test_a_call_goes_on_when_it_is_approved(tmp_path: Path, waits_in: str) -> No
     person.join()
     assert (decision.effect, decision.rule) == (Effect.ALLOW, "approved")
     assert "Eve" in decision.reason
+    subject.close()
+
+
+@pytest.mark.parametrize("carried", [False, True])
+def test_only_a_framework_that_carries_the_question_takes_the_place_of_the_wait(tmp_path: Path, carried: bool) -> None:
+    path = tmp_path / "approvals.db"
+    subject = governor(ApprovalPolicy(store=path, wait_s=5 if carried else 60, via="framework"))
+    began = time.monotonic()
+    if carried:
+        decision = subject.decide(pay(context={CARRIED: "thread task call"}))
+        assert open_question(decision).as_json()["waits_until"] is None
+        assert time.monotonic() - began < 5
+    else:
+        person = when_asked(path, lambda requests, one: requests.approve(one.request_id, by="Eve"))
+        decision = subject.decide(pay())
+        person.join()
+        assert decision.rule == "approved"
+        assert open_question(decision) is None
     subject.close()
 
 
