@@ -66,7 +66,7 @@ def test_a_setting_on_the_command_line_is_one_of_lgov_toml(recorded: Path) -> No
 
 def test_a_field_of_where_is_one_of_the_commands(recorded: Path) -> None:
     for command, why in (
-        (("audit", "show", "--where", "run=x"), "there is no field run; there are rollout, session"),
+        (("audit", "show", "--where", "run=x"), "there is no field run; there are entry, rollout, session"),
         (("audit", "show", "--where", "tool=x", "--where", "tool=y"), "--where tool can be given once"),
         (
             ("export", "record.db", "--where", "run=x"),
