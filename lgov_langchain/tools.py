@@ -191,6 +191,8 @@ class RepeatableToolCall(GovernedToolCall):
             before = None
         self._before, self._permits, self._answers = before, dict[str, Decision](), 0
         self._by = by
+        outer = covered_call()  # of which the call is a part, as that of an agent that is a tool
+        carries &= outer is None or outer.action is None or CARRIED in outer.action.context
         if carries and self._key is not None and is_resumable(config):
             action = action.changed(context={**action.context, CARRIED: " ".join(self._key)})
         super().__init__(governor, action, validated=validated)

@@ -243,6 +243,38 @@ def test_a_node_with_several_calls_is_not_paused_because_the_others_would_run_ag
         assert shop.refunds == [-7]
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_call_inside_of_a_tool_pauses_the_run_only_if_nothing_beside_it_would_run_again(
+    shop: Shop, model_server: ModelServer, chat: Any, number: int
+) -> None:
+    clerk = create_agent(chat, shop.tools, middleware=[LgovMiddleware(shop.governor)])
+
+    @tool
+    def ask_clerk(text: str) -> str:
+        """Asks the clerk."""
+        begin: Any = {"messages": [("user", text)]}
+        return clerk.invoke(begin)["messages"][-1].content
+
+    graph = StateGraph(MessagesState)
+    bound = chat.bind_tools([ask_clerk, shop.tools[1]])
+
+    def model(state: MessagesState) -> Any:
+        return {"messages": [bound.invoke(state["messages"])]}
+
+    graph.add_node("model", model)
+    graph.add_node("tools", wrap_tool_node(shop.governor, [ask_clerk, shop.tools[1]]))
+    graph.add_edge(START, "model")
+    graph.add_edge("model", "tools")
+    agent = graph.compile(checkpointer=InMemorySaver())
+    outer = [("o1", "ask_clerk", {"text": "refund"}), ("o2", "look", {"number": 7})][:number]
+    model_server.play(calls(*outer), calls(REFUND), says("clerk's answer"))
+    result = agent.invoke(BEGIN, THREAD)
+    if number == 1:
+        result = agent.invoke(approval(question(result)), THREAD)
+    assert answers(result)[0] == "clerk's answer"
+    assert shop.refunds == ([120] if number == 1 else [-7])
+
+
 @pytest.mark.parametrize("options", [{}, {"store": "a.db", "approver": lambda request: True}])
 def test_an_option_that_nobody_could_answer_by_is_refused(options: Any, tmp_path: Path) -> None:
     if "store" in options:
