@@ -165,6 +165,9 @@ def test_what_was_seen_of_an_argument_counts_for_other_tools_and_what_names_a_re
     always = ["user", "system", "trusted"]
     assert names["allow"] == {"file_id": [*always, "*:id"], "query": [*always, "list:*"]}
     assert names["deny"] == {"file_id": "*"}, "lines are the model's own"
+    record.act("read", {"file_id": "made up", "line": "of the model"}, rollout_id="a")
+    (_, names) = options(suggested(record), "flow")
+    assert "deny" not in names, "one was the model's own too"
 
 
 def test_what_always_came_before_is_an_order_and_what_came_by_chance_is_none() -> None:
@@ -178,6 +181,7 @@ def test_what_always_came_before_is_an_order_and_what_came_by_chance_is_none() -
         )
         record.act("cancel", {"order_id": f"o-{number}"}, rollout_id=rollout)
         record.act("refund", {"method": f"card-{number}"}, rollout_id=rollout)
+        record.act("note", {"about": f"Cancel order {number}"}, rollout_id=rollout)
     found = suggested(record)
     assert options(found, "order") == [
         {"after": {"tool": "get_order", "same": "order_id"}},

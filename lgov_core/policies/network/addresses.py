@@ -370,7 +370,8 @@ def words_of(text: str) -> str:
 def loose_words(text: str) -> str:
     """As `words_of`, with a space for whatever is no letter and no digit; ``1,000`` is ``1000``."""
     plain = _plain(text).casefold()
-    return f" {_NO_WORD.sub(' ', _THOUSANDS.sub('', plain)).strip()} "
+    plain = _THOUSANDS.sub("", plain) if "," in plain else plain
+    return f" {_NO_WORD.sub(' ', plain).strip()} "
 
 
 _NO_WORD: Final = re.compile(r"[^\w]+|_+")
