@@ -238,8 +238,8 @@ def _flow_rule(
 def order_rules(every: Sequence[RecordedAction]) -> Iterator[ProposedRule]:
     """Rules by which a tool is called only after another one has returned, which every call of it needed on record.
 
-    The other one had the same argument, or returned what this one was called with and the user had not said. Of fewer than
-    ten rollouts nothing follows.
+    The other one had the same argument (not a short one, like a limit), or returned what this one was called with and the
+    user had not said. Of fewer than ten rollouts nothing follows.
     """
     trace, rollouts = FlowPolicy(allow="*"), dict[str, set[str | None]]()
     before: dict[str | None, list[Action]] = {}
@@ -254,7 +254,7 @@ def order_rules(every: Sequence[RecordedAction]) -> Iterator[ProposedRule]:
             (other.name, name)
             for other in earlier
             for name, value in call.arguments.items()
-            if name in other.arguments and other.arguments[name] == value
+            if len(str(value)) >= MIN_VALUE and name in other.arguments and other.arguments[name] == value
         }
         read = [set(source.texts) for source in trace.sources(call)]
         came = set[str]().union(*(texts for texts in read if not {"user", "system"} & texts))

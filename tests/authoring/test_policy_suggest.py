@@ -175,11 +175,10 @@ def test_what_always_came_before_is_an_order_and_what_came_by_chance_is_none() -
     for number in range(10):
         rollout = f"r{number}"
         record.say(rollout, f"Cancel order {number}")
-        record.act("login", {}, rollout_id=rollout, result="hello")
-        record.act(
-            "get_order", {"order_id": f"o-{number}"}, rollout_id=rollout, result=f'{{"payment": "card-{number}"}}'
-        )
-        record.act("cancel", {"order_id": f"o-{number}"}, rollout_id=rollout)
+        record.act("login", {"limit": 10}, rollout_id=rollout, result="hello")
+        result = json.dumps({"payment": f"card-{number}", "asked": f"Cancel order {number}"})
+        record.act("get_order", {"order_id": f"order-{number}", "limit": 10}, rollout_id=rollout, result=result)
+        record.act("cancel", {"order_id": f"order-{number}"}, rollout_id=rollout)
         record.act("refund", {"method": f"card-{number}"}, rollout_id=rollout)
         record.act("note", {"about": f"Cancel order {number}"}, rollout_id=rollout)
     found = suggested(record)
@@ -188,7 +187,7 @@ def test_what_always_came_before_is_an_order_and_what_came_by_chance_is_none() -
         {"after": {"tool": "get_order"}},
     ]
     assert "# cancel: in 10 rollouts each call came after one of get_order, with the same order_id" in found.text
-    record.act("cancel", {"order_id": "o-10"}, rollout_id="other")
+    record.act("cancel", {"order_id": "order-10"}, rollout_id="other")
     assert options(suggested(record), "order") == [{"after": {"tool": "get_order"}}], "one call did without"
 
 
