@@ -25,13 +25,17 @@ class ActRecord:
         self.governor = Governor(policies, plugins=[StoreSink(self.store, content=content)])
         self.count = 0
 
-    def say(self, rollout_id: str, text: str, *written: dict[str, Any]) -> None:
-        """What the user says in a rollout's first model call, and the tool calls in the reply."""
+    def say(
+        self, rollout_id: str, text: str, *written: dict[str, Any], offered: Mapping[str, Any] | None = None
+    ) -> None:
+        """What the user says in a rollout's first model call, with the tools ``offered``; and the tool calls in the reply."""
+        functions = [{"name": name, "parameters": schema} for name, schema in (offered or {}).items()]
+        tools: dict[str, Any] = {"tools": [{"type": "function", "function": each} for each in functions]}
         self.store.add_call(
             CapturedCall(
                 response_id=f"resp-{rollout_id}",
                 model="tiny",
-                request={"messages": [{"role": "user", "content": text}]},
+                request={"messages": [{"role": "user", "content": text}], **(tools if functions else {})},
                 response={"choices": [{"message": {"tool_calls": list(written)}}]},
                 prompt_ids=(1,),
                 response_ids=(2,),

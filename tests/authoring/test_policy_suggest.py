@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -196,13 +195,13 @@ def test_a_tool_that_was_offered_and_never_called_is_asked_about_and_few_calls_h
 ) -> None:
     monkeypatch.chdir(tmp_path)
     record = ActRecord()
-    record.act("search", {"query": "yoga"})
     offered = {
         "search": {"type": "object", "properties": {"query": {"type": "string"}, "page": {"type": "integer"}}},
         "drop": {"type": "object", "properties": {}},
     }
-    acts = [None if act is None else replace(act, offered=offered) for act in record.acts()]
-    found = suggest(acts, source="the record")
+    record.say("r", "find yoga", offered=offered)
+    record.act("search", {"query": "yoga"})
+    found = suggested(record)
     (approval,) = [rule for rule in yaml.safe_load(found.text)["rules"] if rule["use"] == "approval"]
     assert (approval["tools"], approval["with"]["unattended"]) == (["drop"], "deny")
     assert not blocks(found, "search", {"query": "pilates", "page": 2})
