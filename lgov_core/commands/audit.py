@@ -220,7 +220,8 @@ def _count_rows(report: AuditReport, table: Mapping[str, Counter[str]]) -> Itera
 _TEXT_FILES: Final = (".jsonl", ".json", ".html", ".txt", ".csv", ".log")
 _MOST_READ: Final = 2**26
 _NOT_REACHED: Final = (
-    "backups, copies and exports elsewhere",
+    "backups, copies, logs and exports elsewhere",
+    "ledgers of budgets, which hold names of users and sessions",
     "what was sent away: to models, webhooks and OpenTelemetry",
     "what the framework keeps itself, such as sessions and checkpoints",
 )
