@@ -8,6 +8,7 @@ nearest one. A model call comes from the endpoint's record or, without an endpoi
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -153,13 +154,20 @@ class _AttemptBuilder:
         captured = {call.response_id for call in self.calls}
         own = [span for span in spans if span.attempt in (number, None)]
         self.tree = AgentTree(own)
+        #: Tool calls that no model proposed as such, by span: AutoGen's runs of code.
+        self.unproposed = {
+            span.span_id
+            for span in own
+            if semconv.TOOL_STATUS in span.attributes and semconv.TOOL_CALL_ID not in span.attributes
+        }
         for span in own:
             if span.claimed:
                 self._add_claim(canonical(span))
                 continue
             tool_call = cast("str | None", span.attributes.get(semconv.TOOL_CALL_ID))
             if span.name == semconv.DECISION_SPAN_NAME:
-                self.decisions[tool_call].append(_decision(span, self.tree))
+                of_tool = tool_call or (span.parent_id if span.parent_id in self.unproposed else None)
+                self.decisions[of_tool].append(_decision(span, self.tree))
             elif span.attributes.get(semconv.TOOL_STATUS) is not None:
                 self.tools[tool_call or span.span_id] = span
             elif _is_model_call(span) and span.attributes.get(semconv.RESPONSE_ID) not in captured:
@@ -191,7 +199,16 @@ class _AttemptBuilder:
             for turn, model_call in enumerate(model_calls, start=1)
         )
         loose_ids = list(dict.fromkeys([*self.tools, *(call_id for call_id in self.decisions if call_id is not None)]))
-        loose_tools = tuple(self._tool(call_id, self._name(call_id), "") for call_id in loose_ids)
+        following: dict[int, list[ToolStep]] = defaultdict(list)
+        loose_tools: list[ToolStep] = []
+        for tool in [self._tool(call_id, self._name(call_id), "") for call_id in loose_ids]:
+            before = [
+                at for at, step in enumerate(steps) if (step.ended_at or math.inf) <= (tool.started_at or -math.inf)
+            ]
+            (following[before[-1]] if before and tool.call_id in self.unproposed else loose_tools).append(tool)
+        for tools in following.values():
+            tools.sort(key=lambda tool: tool.started_at or 0.0)
+        steps = tuple(replace(step, tools=(*step.tools, *following[at])) for at, step in enumerate(steps))
         loose_rewards = [
             reward for rewards in (*self.of_tool.values(), *self.of_response.values()) for reward in rewards
         ]
@@ -207,7 +224,7 @@ class _AttemptBuilder:
             error=attempt.error,
             result=attempt.result,
             steps=steps,
-            loose_tools=loose_tools,
+            loose_tools=tuple(loose_tools),
             decisions=tuple(self.decisions.pop(None, ())),
             rewards=_lines(self.own),
             loose_rewards=_lines(loose_rewards),

@@ -20,8 +20,9 @@ from lgov_core.policies import PolicySet, SQLPolicy
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.store import TraceStore, open_store
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
+from lgov_core.trace import semconv
 from lgov_core.trace.sink import StoreSink
-from lgov_core.types import Action, CapturedCall, Outcome, Point, Reward, Rollout, ToolOutcome
+from lgov_core.types import Action, CapturedCall, Outcome, Point, Reward, Rollout, Span, ToolOutcome
 from lgov_core.views.attempt_builder import first_denied, read_attempt
 from lgov_core.views.attempt_view import AttemptView, routine
 from lgov_core.views.show import show_attempt
@@ -198,6 +199,30 @@ def test_without_an_endpoint_the_spans_of_the_adapter_tell_the_turns(tmp_path: P
     assert "turn 1  scripted  from its span" in text
     assert "model wrote  There are 42." in text
     assert "outcome  unknown" in text, "as in the list"
+
+
+def test_code_that_no_call_proposed_is_at_the_turn_that_it_follows(tmp_path: Path) -> None:
+    def span(name: str, at: float, parent: str | None = None, **attributes: Any) -> Span:
+        return Span(name, f"{name}-{at:g}", at, at + 1, attributes, "rol_1", 1, parent)
+
+    def ran(at: float, command: str) -> list[Span]:
+        tool = {semconv.TOOL_STATUS: "ok", semconv.TOOL_NAME: "run_shell", semconv.TOOL_ARGUMENTS: command}
+        decision = {semconv.POINT: "pre_tool_call", semconv.ACTION_NAME: "run_shell", semconv.DECISION_EFFECT: "allow"}
+        return [span("run", at, **tool), span(semconv.DECISION_SPAN_NAME, at, f"run-{at:g}", **decision)]
+
+    with closing(open_store(tmp_path / "traces.sqlite")) as store:
+        store.add_rollouts([Rollout("rol_1", "task", "", {})])
+        for at, response in ((1.0, "a"), (6.0, "b")):
+            wrote = json.dumps([{"role": "assistant", "content": "code"}])
+            chat = {semconv.OPERATION: semconv.CHAT, semconv.RESPONSE_ID: response, semconv.OUTPUT_MESSAGES: wrote}
+            store.add_span(span("chat", at, **chat))
+        for each in (*ran(8.0, "third"), *ran(4.0, "second"), *ran(3.0, "first"), *ran(0.0, "before all turns")):
+            store.add_span(each)
+        store.flush()
+        view = read_attempt(store, "rol_1")
+    assert [[tool.arguments for tool in step.tools] for step in view.steps] == [["first", "second"], ["third"]]
+    assert [len(tool.decisions) for step in view.steps for tool in step.tools] == [1, 1, 1]
+    assert [tool.arguments for tool in view.loose_tools] == ["before all turns"]
 
 
 def test_spans_that_hold_no_texts_make_no_turns(tmp_path: Path) -> None:
