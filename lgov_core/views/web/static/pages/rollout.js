@@ -94,7 +94,7 @@ function About({ data, known }) {
   const told = data.decisions.filter((one) => !one.routine);
   return html`${known && html`<div class="split about">
       <${Card} title="Input"><${Text} value=${data.input} source=${source} json label="input" none="not recorded" /><//>
-      <${Card} title="Result"><${Text} value=${data.result} source=${source} json label="result" none=${data.ended_at ? "none" : "not ended yet"} />
+      <${Card} title="Result"><${Text} value=${data.result} source=${source} json label="result" none=${data.ended_at ? "not recorded" : "not ended yet"} />
         ${data.error && html`<div class="bad"><${Text} value=${data.error} source=${source} label="error" /></div>`}<//>
     </div>`}
     ${(told.length > 0 || loose > 0) && html`<${Card} title="Belongs to no single call"><div class="stack">
