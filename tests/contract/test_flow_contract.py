@@ -12,7 +12,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from agents import Agent, RunConfig, Runner
+from agents import Agent, RunConfig, Runner, function_tool
 from agents.mcp import MCPServerStdio
 from langchain_core.tools import StructuredTool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -232,6 +232,30 @@ def test_labels_survive_an_interrupt_of_a_graph(way: str) -> None:
         assert denials(seen) == {}
         with enter_scope(RolloutScope("r", 1)):
             graph.invoke(Command(resume="yes"), thread)
+    governor.close()
+    assert denials(seen) == {"c2": "flow-unsaid"}
+
+
+@pytest.mark.parametrize("way", ["explicit", "instrumented"])
+async def test_labels_survive_an_approval_of_the_agents_sdk(way: str) -> None:
+    driver, seen = agents_sdk_driver.SETUPS[0][0], Seen()
+    policy = {**FLOW, "rules": [{"use": "allow"}, FLOW["rules"][1]]}
+    governor = Governor([load_policies(policy)], plugins=[seen], capture_content=True)
+
+    def ask_person() -> str:
+        """Asks a person."""
+        return "go on"
+
+    turns, config = [TURNS[0], asks(("p1", "ask_person", {})), *TURNS[1:]], RunConfig(tracing_disabled=True)
+    with ScriptedModelServer(turns) as server, driver.governed(way, governor), enter_scope(RolloutScope("r", 1)):
+        program: Any = Program(server.base_url, governor, way, "async")
+        tools: Any = [function_tool(look), function_tool(erase_file), function_tool(ask_person, needs_approval=True)]
+        agent: Any = Agent(name="clerk", model=MODELS[driver.api](program), tools=tools)
+        runner: Any = LgovRunner(governor) if way == "explicit" else Runner
+        result = await runner.run(agent, "Tidy up.", run_config=config)
+        state = result.to_state()
+        state.approve(result.interruptions[0])
+        await runner.run(agent, state, run_config=config)
     governor.close()
     assert denials(seen) == {"c2": "flow-unsaid"}
 
