@@ -14,7 +14,6 @@ from msgspec import Meta
 from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import PolicyError
 from lgov_core.governor.patterns import matches_any, surely_matches
-from lgov_core.places import DEFAULT_APPROVALS
 from lgov_core.policies.approvals.policy import ApprovalPolicy
 from lgov_core.policies.approvals.requests import Inquiry
 from lgov_core.policies.base import BoundedPolicy, Unclear
@@ -205,6 +204,8 @@ class FlowPolicy(BoundedPolicy):
             raise PolicyError(
                 f"{self.name}: nobody is asked", hint="add otherwise: approve, or leave store and wait_s out"
             )
+        if options.otherwise == "approve" and not options.store:
+            raise PolicyError(f"{self.name}: a person answers in a store", hint="store: approvals.db")
 
     def _set_up(self, options: FlowOptions) -> None:
         self.name, self.tools = options.name, dict(options.tools or {})
@@ -425,7 +426,7 @@ class _Asks(ApprovalPolicy):
     """Asks a person about a call that a flow rule denies, in the words of the denial."""
 
     def __init__(self, flow: FlowPolicy, options: FlowOptions) -> None:
-        super().__init__(store=options.store or DEFAULT_APPROVALS, wait_s=options.wait_s, name=options.name)
+        super().__init__(store=options.store, wait_s=options.wait_s, name=options.name)
         self._flow = flow
 
     def _inquiry(self, action: Action) -> Inquiry:
