@@ -200,12 +200,9 @@ class FlowPolicy(BoundedPolicy):
         self._set_up(options)
         if not self.arguments:
             raise PolicyError(f"{self.name}: argument is empty", hint='write the name of an argument, or "*"')
-        if options.otherwise == "deny" and (options.store or options.wait_s):
-            raise PolicyError(
-                f"{self.name}: nobody is asked", hint="add otherwise: approve, or leave store and wait_s out"
-            )
-        if options.otherwise == "approve" and not options.store:
-            raise PolicyError(f"{self.name}: a person answers in a store", hint="store: approvals.db")
+        asks = options.otherwise == "approve"
+        if asks != bool(options.store) or (options.wait_s and not asks):
+            raise PolicyError(f"{self.name}: who is asked?", hint="otherwise: approve and a store go together")
 
     def _set_up(self, options: FlowOptions) -> None:
         self.name, self.tools = options.name, dict(options.tools or {})
@@ -413,11 +410,8 @@ class FlowPolicy(BoundedPolicy):
         if set(allowed) == {"user", "system"}:
             reason = f"{where} was not given by the user. Use only addresses the user has named, or ask them"
         else:
-            came = (
-                f"comes from {', '.join(dict.fromkeys(names[:_MOST]))[:200]}"
-                if names
-                else "is in no text that was read"
-            )
+            listed = ", ".join(list(dict.fromkeys(names))[:_MOST])[:200]
+            came = f"comes from {listed}" if names else "is in no text that was read"
             reason = f"{where} {came}. Here it must come from: {', '.join(allowed)[:200]}. Otherwise ask the user"
         return self.deny(f"{self.slug}-unsaid", reason)
 
