@@ -176,9 +176,9 @@ def flow_rules(tools: Sequence[ToolActs], every: Sequence[RecordedAction]) -> It
     """Rules by which values come from the user, or from where the record has them; the strictest of each first.
 
     What was seen of an argument counts for all tools that have one of this name: fields of results by their name, and texts
-    by their tool. A field whose name is in that of the argument (``id`` in ``file_id``) may always be used. For addresses,
-    what came from elsewhere is listed; names and numbers are limited only where results are on record. No rule for a tool
-    of which it is not on record what the user said.
+    by their tool. A name or number may always be from a field whose name is in that of the argument (``id`` in
+    ``file_id``); an address only from fields that were seen, and what came from elsewhere is listed. Names and numbers are
+    limited only where results are on record. No rule for a tool of which it is not on record what the user said.
     """
     arguments, named = _arguments_of(every)
     covered = [tool for tool in tools if all(map(_has_user, tool.actions))]
@@ -219,10 +219,11 @@ def _flow_rule(
     """A rule for the values of some ``kinds``, with where those of each argument came from; ``fields`` are names of any."""
     options: dict[str, Any] = {}
     for argument, seen in arguments.items():
-        key, entries = glob.escape(argument), {f"*:{name}" for name in fields if _is_like(name, argument)}
+        key, entries = glob.escape(argument), set[str]()
         entries |= set(seen.address_fields if kinds is KINDS else seen.fields)
         if kinds is not KINDS:
             entries |= {how if pointed else glob.escape(tool) for tool, how in seen.texts.items()}
+            entries |= {f"*:{name}" for name in fields if _is_like(name, argument)}
             if not seen.own and seen.fields.total() >= _REFERENCES:
                 options.setdefault("deny", {})[key] = "*"
         elif len(seen.foreign) > _FOREIGN:

@@ -15,6 +15,7 @@ from lgov_core.authoring import Suggestion, suggest
 from lgov_core.commands import cli
 from lgov_core.errors import PolicyError
 from lgov_core.policies import load_policies, load_policy_file
+from lgov_core.policies.network.addresses import KINDS
 from lgov_core.types import Action, Point
 
 
@@ -160,9 +161,14 @@ def test_what_was_seen_of_an_argument_counts_for_other_tools_and_what_names_a_re
     for number in (1, 2, 3):
         record.act("read", {"file_id": f"file-{number}", "line": "of the model"}, rollout_id="a")
     record.act("find", {"query": "of a b"}, rollout_id="a")
-    (_, names) = options(suggested(record), "flow")
+    record.act("contacts", {}, rollout_id="a", result='[{"email": "eve@evil.net"}]')
+    record.act("invite", {"email": "desk@example.com"}, rollout_id="a")
+    addresses, names = options(suggested(record), "flow")
+    assert addresses == {"kinds": list(KINDS), "values": {"email": ["desk@example.com"]}}, "a field that was never used"
     always = ["user", "system", "trusted"]
-    assert names["allow"] == {"file_id": [*always, "*:id"], "query": [*always, "list:*"]}
+    assert names["allow"] == {
+        "file_id": [*always, "*:id"], "query": [*always, "list:*"], "email": [*always, "*:email"],
+    }  # fmt: skip
     assert names["deny"] == {"file_id": "*"}, "lines are the model's own"
     record.act("read", {"file_id": "made up", "line": "of the model"}, rollout_id="a")
     (_, names) = options(suggested(record), "flow")
