@@ -39,6 +39,8 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def flows(tmp_path: Path) -> Iterator[Served]:
     """A rollout in which two calls took their recipient from the user and from a page."""
     with open_store(tmp_path / "traces.sqlite") as store:
+        read = {"tool_calls": [proposed("t0", "read_page")]}
+        store.add_call(call("c8", "flows", [], read, None, None, tools=("t0",), started_at=0.5))
         paid = {"tool_calls": [proposed("t1", "pay"), proposed("t2", "pay")]}
         store.add_call(
             call("c9", "flows", [{"role": "user", "content": "Pay ann"}], paid, None, None, tools=("t1", "t2"))
@@ -64,7 +66,7 @@ def test_a_rollout_is_found_from_the_tasks(window: Served, page: Any) -> None:
 
 
 def test_each_argument_of_a_call_says_which_text_it_is_from(flows: Served, page: Any) -> None:
-    flows.open(page, "#/rollout/flows")
+    flows.open(page, "#/rollout/flows?step=1")
     calls = page.get_by_role("group", name="Tool call pay")
     expect(calls).to_have_count(2)
     edges = [
@@ -74,6 +76,10 @@ def test_each_argument_of_a_call_says_which_text_it_is_from(flows: Served, page:
         ["note\n←\nthe model", "to\n←\nuser"],
         ["note\n←\nthe model", "to\n←\nread_page"],
     ]
+    with page.expect_event("framenavigated"):
+        edges[1].last.get_by_role("link", name="read_page").click()
+    expect(page.get_by_role("group", name="Tool call read_page")).to_be_visible()
+    page.go_back()
     assert [each.last.get_attribute("class") for each in edges] == ["chip good", "chip warn"]
 
 

@@ -40,6 +40,11 @@ function Loaded({ data: recorded, route, training }) {
   }, [wanted, steps.length]);
   const view = route.query.get("view") ?? "messages";
   const address = (one) => changed(route, { step: one.index });
+  /** Where the last result of a tool before this turn is; nothing where there is none. */
+  const origin = (tool) => {
+    const before = steps.findLast((one) => one.index < at && one.tools.some(({ name }) => name === tool));
+    return before && address(before);
+  };
   const took = data.started_at && data.ended_at ? data.ended_at - data.started_at : null;
   return html`<${Head} title=${html`<span class="mono">${plain(data.task_id || data.rollout_id)}</span>`}
       sub=${html`<span class="row"><${Badge} value=${data.outcome} /> rollout <span class="mono">${plain(data.rollout_id)}</span>${data.outcome !== "unknown" && html` · ${clock(data.started_at)}, ${took !== null ? seconds(took) : over(data) ? "ended (no end recorded)" : "running"}`}</span>`}
@@ -61,7 +66,7 @@ function Loaded({ data: recorded, route, training }) {
       <div class="aside card"><${Timeline} steps=${steps} agents=${data.agents} at=${at} address=${address} />
         ${next !== null && html`<p class="row between small muted"><span>${steps.length} of ${data.steps_total} turns</span><button onClick=${more}>Show more</button></p>`}
         ${error && html`<p class="bad">${plain(error.message)}</p>`}</div>
-      ${step ? html`<${Detail} key=${step.index} step=${step} data=${data} route=${route} view=${view} tokens=${training || step.has_tokens} />` : html`<${Empty} title="No such turn">Choose one from the list.<//>`}
+      ${step ? html`<${Detail} key=${step.index} step=${step} data=${data} route=${route} view=${view} tokens=${training || step.has_tokens} origin=${origin} />` : html`<${Empty} title="No such turn">Choose one from the list.<//>`}
     </div>`}
     ${(training || steps.some((one) => one.has_tokens)) && html`<${LeftOut} diagnostics=${data.diagnostics} />`}`;
 }
@@ -109,7 +114,7 @@ function LeftOut({ diagnostics }) {
     (one) => html`<tr><td><${Badge} value=${one.finding} kind="warn" /></td><td class="mono">${plain(one.subject)}</td><td>${plain(one.detail)}</td></tr>`)}</tbody></table></div><//>`;
 }
 
-function Detail({ step, data, route, view, tokens }) {
+function Detail({ step, data, route, view, tokens, origin }) {
   const by = route.query.get("by") ?? (step.advantage === null ? "mask" : "advantages");
   const tabs = [["messages", "Messages"], ["tokens", "Tokens"]];
   return html`<section class="stack" aria-label=${`Turn ${step.turn}`}>
@@ -117,7 +122,7 @@ function Detail({ step, data, route, view, tokens }) {
       ${tokens && html`<${Tabs} label="View" value=${view} options=${tabs} onChange=${(next) => go(changed(route, { view: next, step: step.index }))} />`}</div>
     <${StepFacts} step=${step} />
     ${step.truncated && html`<p class="banner warn">The reply was cut at the limit of tokens.</p>`}
-    ${view === "messages" && html`<${Messages} step=${step} source=${data.source} />`}
+    ${view === "messages" && html`<${Messages} step=${step} source=${data.source} origin=${origin} />`}
     ${view === "tokens" && (step.has_tokens
       ? html`<${Tokens} rollout=${data.rollout_id} attempt=${data.attempt} source=${data.source} call=${step.call} by=${by} onBy=${(next) => go(changed(route, { by: next }), { replace: true })} />`
       : html`<${Empty} title="No token ids">${step.captured ? "The engine behind this call gave none, so it cannot be trained on." : "This call is known from an adapter's span. Send the agent's calls through lgov's endpoint to capture tokens."}<//>`)}
