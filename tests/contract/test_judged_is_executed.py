@@ -201,7 +201,7 @@ def langchain_agent(schema: type[BaseModel], ran: Ran, program: Program) -> None
         return "done"
 
     tool = StructuredTool.from_function(act, name="act", description="Acts.", args_schema=schema)
-    graph = langchain_driver.LangChain()._agent(program, [tool])
+    graph = langchain_driver.LangChain().agent(program, [tool])
     question: Any = {"messages": [("user", QUESTION)]}
     if program.streams:
         list(graph.stream(question, stream_mode="messages"))
