@@ -33,6 +33,8 @@ from lgov_core.policies.shell.workspace import Workspace
 
 #: What a flag may carry behind ``=``: a word that names no file elsewhere.
 _PLAIN_VALUE = re.compile(r"[\w.,:+%@-]*")
+#: What programs read each in its own way in a pattern of names.
+_UNCLEAR_GLOB = re.compile(r"\\|\[(?![!^]?[\w.,@+~-]+\])")
 #: A format of ``date`` that prints no text of its own, and no slash.
 _PLAIN_DATE = re.compile(r"\+(?:%[-_0^#]?[aAbBdeFGHIjklmMNpPRsSTuUVwWyYz]|[-_: T])+(?:\.%N)?")
 
@@ -225,7 +227,10 @@ def files_of(call: Call) -> list[str]:
     named = [*call.words_of("tree"), *call.words_of("searched"), *call.words_of("look"), *call.words_of("read")]
     roots = [root for root in named if root not in ("(", ")", "!", ",")] or ["."]
     negated = call.late or {"-not", "-o", "-or"} & call.options or {"!", ","} & set(call.operands)
-    patterns = [re.sub(r"\[[^]]+\]", ANY, name).replace("*", STAR).replace("?", ANY) for name in call.words_of("found")]
+    patterns = [
+        STAR if _UNCLEAR_GLOB.search(name) else re.sub(r"\[[^]]+\]", ANY, name).replace("*", STAR).replace("?", ANY)
+        for name in call.words_of("found")
+    ]
     return [
         f"{root.rstrip('/') or '/'}/{BELOW}{pattern}".replace("//", "/")
         for root in roots
@@ -250,6 +255,10 @@ _PRINTED: dict[str, Callable[[Workspace, Call], list[str]]] = {
     "text": lambda workspace, call: [UNKNOWN],
     "nothing": lambda workspace, call: [""],
     "name": lambda workspace, call: [STAR],
+    "base": lambda workspace, call: [
+        UNKNOWN if UNKNOWN in word else word.rstrip("/").rpartition("/")[2].removesuffix("".join(call.operands[1:2]))
+        for word in call.operands[:1]
+    ],
     "number": lambda workspace, call: ["1"],
     "date": lambda workspace, call: [STAR if all(map(_PLAIN_DATE.fullmatch, call.operands)) else UNKNOWN],
     "count": lambda workspace, call: [UNKNOWN if _names_files(call) else "1"],
@@ -324,10 +333,17 @@ def _into(workspace: Workspace, call: Call, word: str) -> None:
     if call.entry.name != "rsync":
         sources = [source.rstrip("/") for source in sources]
     workspace.into(word, sources, moved=bool(call.words_of("move") or call.words_of("link")))
+    for source in call.words_of("tree"):
+        if not is_wild(source):  # it writes through the links that are there
+            workspace.pass_on("fills", f"{word}/{source.rstrip('/').rpartition('/')[2]}")
 
 
 def _link(workspace: Workspace, call: Call, word: str) -> None:
-    workspace.link(word, next(iter(call.words_of("into")), None))
+    symbolic = bool({"-s", "--symbolic"} & call.options)
+    if not symbolic:  # of a link, another one
+        workspace.pass_on("carries", word)
+    workspace.makes_archives = True
+    workspace.link(word, next(iter(call.words_of("into")), None), symbolic=symbolic)
 
 
 def _followed(workspace: Workspace, call: Call, word: str) -> None:
@@ -338,6 +354,12 @@ def _followed(workspace: Workspace, call: Call, word: str) -> None:
 
 def _searched(workspace: Workspace, call: Call, word: str) -> None:
     """A tree whose files are read, all but those that options leave out."""
+    folders = call.words_of("unpacked")
+    if len(folders) > 1:
+        raise unclear("It is not clear in which of several folders this packs; name one.")
+    if folders:
+        workspace.read(f"{folders[0]}/{word}")
+        workspace.search(f"{folders[0]}/{word}")
     workspace.read(word)
     selections = [(kind.name, glob) for kind, glob in call.checks if kind.name in ("filter", "excluded")]
     globs = tuple((kind == "filter" and not glob.startswith("!"), glob.removeprefix("!")) for kind, glob in selections)
@@ -374,7 +396,17 @@ def _edited(workspace: Workspace, call: Call, word: str) -> None:
 def _compressed(workspace: Workspace, call: Call, word: str) -> None:
     """A file that another takes the place of, without the last part of its name."""
     workspace.write(word)
-    workspace.write(word.rpartition(".")[0] or word)
+    for sign in ".-_":
+        workspace.write(word.rpartition(sign)[0] or word)
+    workspace.makes_archives = True
+
+
+def _parts(workspace: Workspace, call: Call, word: str) -> None:
+    """A file whose parts get names of their own, with an x where no other beginning is given."""
+    workspace.read(word)
+    workspace.makes_archives = True
+    if not call.words_of("prefix"):
+        workspace.write(f"x{STAR}")
 
 
 def _packed(workspace: Workspace, call: Call, word: str) -> None:
@@ -396,7 +428,9 @@ def _unpack(workspace: Workspace, call: Call, archive: str) -> None:
     folder, *others = call.words_of("unpacked") or ["."]
     if others:
         raise unclear("It is not clear into which of several folders this unpacks; name one.")
-    strip = max((int(word) if word.isdecimal() else 0 for word in call.words_of("number")), default=0)
+    if not all(map(str.isdecimal, call.words_of("number"))):
+        raise unclear("It is not clear how many leading names this leaves out; write a number.")
+    strip = max(map(int, call.words_of("number")), default=0)
     workspace.unpack(archive, folder, -1 if "-j" in call.options and call.entry.name == "unzip" else strip)
 
 
@@ -471,6 +505,8 @@ CHECKS: dict[str, Check] = {
     "filter": lambda workspace, call, word: word.startswith("!") or workspace.mention(word),
     "write": lambda workspace, call, word: workspace.write(word),
     "prefix": lambda workspace, call, word: workspace.write(word + STAR),
+    "zipped": lambda workspace, call, word: [workspace.write(name) for name in (word, f"{word}.zip")],
+    "parts": _parts,
     "edited": _edited,
     "touched": lambda workspace, call, word: workspace.write(
         word, may_be_secret=True, change=FileChange("", appended=True)

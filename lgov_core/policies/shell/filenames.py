@@ -21,8 +21,9 @@ MAX_WILD = 24
 _PLAIN_GLOB = re.compile(r"[\w.*?-]+")
 #: ``follows``: reads what the links in a tree lead to. ``carries``: gives a tree with its links another name. ``brings``: gives
 #: files their names in another folder, which are not written out. ``climbs``: goes to the folder above, which behind a link is
-#: another than is written. ``expands``: a wildcard that another program takes for words, options among them.
-Effect = Literal["reads", "writes", "moves", "follows", "carries", "brings", "climbs", "expands"]
+#: another than is written. ``fills``: writes files into a tree that may be there. ``expands``: a wildcard that another program
+#: takes for words, options among them.
+Effect = Literal["reads", "writes", "moves", "follows", "carries", "brings", "climbs", "expands", "fills"]
 
 
 @dataclass(frozen=True)

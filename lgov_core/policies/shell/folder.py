@@ -120,6 +120,8 @@ class LookUps:
     unpacked: tuple[tuple[str, str, int], ...] = ()
     #: Whether it may make names with spaces.
     brings_names: bool = False
+    #: Whether it may make archives, or change them under another name.
+    makes_archives: bool = False
 
     @classmethod
     def of(cls, workspace: Workspace) -> LookUps:
@@ -130,7 +132,9 @@ class LookUps:
         ]
         carries = any(effect == "carries" for effect, _ in workspace.effects)
         brings_names = bool(workspace.makes_spaces or workspace.unpacked or carries)
-        return cls(tuple(files), tuple(workspace.searches), tuple(workspace.unpacked), brings_names)
+        return cls(
+            tuple(files), tuple(workspace.searches), tuple(workspace.unpacked), brings_names, workspace.makes_archives
+        )
 
 
 _SPACES = "A name with a space or a quote would be several here; use find -exec ... {} +, or -print0 and xargs -0."
@@ -153,7 +157,7 @@ class Look:
         written = {os.path.realpath(path) for effect, path, _ in lookups.files if changes and effect == "writes"}
         for effect, path, change in lookups.files:
             for name in self._named(path.removesuffix(BELOW)):
-                if effect in ("follows", "carries", "brings"):
+                if effect in ("follows", "carries", "brings", "fills"):
                     self._tree(effect, name)
                     continue
                 if effect == "climbs":
@@ -255,7 +259,7 @@ class Look:
             for entry in self._entries(top, follow=effect == "follows"):
                 if effect != "brings" and entry.is_symlink():
                     self._link(effect, path, entry.path)
-                if effect != "follows" and (not below or may_be(path, entry.path)):
+                if effect not in ("follows", "fills") and (not below or may_be(path, entry.path)):
                     self._stays(entry.path)
         except (OSError, ValueError) as error:
             self._unclear(f"It is not clear what {top} holds: {error}; name a smaller folder.")
@@ -285,7 +289,8 @@ class Look:
                     folder, name = os.path.split(entry.path)
                     if search.split and SPLIT.search(entry.path, len(root)) and may_be(search.path, entry.path):
                         self._unclear(_SPACES)
-                    if below and entry.is_symlink() and search.effect != "moves" and may_be(search.path, entry.path):
+                    passes = "/" in search.path.rpartition(BELOW)[2] or may_be(search.path, entry.path)
+                    if below and passes and entry.is_symlink() and search.effect != "moves":
                         self._at_its_place(search.effect, entry.path)
                     if folder not in closed and not names_secret(os.path.basename(folder), name):
                         continue
@@ -303,8 +308,8 @@ class Look:
         changed -= {os.path.realpath(posixpath.join(into, STAR)) for _, into, _ in lookups.unpacked}  # seen below
         archives = {os.path.realpath(other) for other, *_ in lookups.unpacked}
         try:
-            if _changes(changed, archive):
-                raise ValueError("this text changes it")
+            if lookups.makes_archives or _changes(changed, archive):
+                raise ValueError("this text may make or change it")
             links: set[str] = set()
             for member in members(archive):
                 what = f"{archive} holds {member.name[:80]!r}"

@@ -25,7 +25,7 @@ def not_plain(language: str, what: str) -> ShellRefusal:
 def check_sed(text: str) -> list[str]:
     """Accepts one line of commands ``s p d q = a i c`` with addresses. No ``e``, ``w`` or ``r``, no braces.
 
-    Returns the texts that it puts into what it reads.
+    Returns the texts that it puts into what it reads, "" among them where it may take lines out.
     """
     reader = _Reader("sed", text)
     puts_in: list[str] = []
@@ -40,8 +40,10 @@ def check_sed(text: str) -> list[str]:
         if reader.skip("s"):
             puts_in.append(_sed_substitution(reader))
         elif line := reader.skip(r"[aic](?:\\|[ \t])[ \t]*[^\\\n]+"):  # all that follows is text
-            return [*puts_in, line[2:]]
-        elif not reader.skip(r"[pd=]|q[ \t]*\d*"):
+            return [*puts_in, line[2:], *([""] if line[0] == "c" else [])]
+        elif reader.skip(r"[pd=]|q[ \t]*\d*"):
+            puts_in.append("")
+        else:
             raise reader.refusal()
         reader.skip(r"[ \t]*")
         if not reader.ended and not reader.skip(";"):

@@ -83,7 +83,7 @@ class ShellRun:
         folder, _, base = name.rpartition("/")
         if folder in names("files", "programs"):
             name = base
-        program = args[1] if name.startswith("python") and args[:1] == ["-m"] and len(args) > 1 else name
+        program = args[1] if without_version(name) == "python" and args[:1] == ["-m"] and len(args) > 1 else name
         if self._workspace.may_run_code(name) or self._workspace.may_run_code(program):
             return self._with_any_arguments(args)
         if "/" in name:
@@ -178,6 +178,8 @@ class ShellRun:
     def _with_input_words(self, call: Call, words: list[str]) -> None:
         """Judges a command that is given the words of the input, as by ``xargs``."""
         marks = [mark or "{}" for mark in call.words_of("name")]
+        if len(marks) > 1 or (marks and {"-L", "-n", "--max-lines", "--max-args"} & call.options):
+            raise unclear("It is not clear which words xargs puts where; give it -I alone, and once.")
         apart = {"-0", "--null", "-d", "--delimiter"} & call.options  # words with spaces, whose quotes are kept
         end = "\0" if {"-0", "--null"} & apart else "\n" if marks or apart else None
         lines = [line for value in call.input.values for line in value.split(end)]

@@ -218,8 +218,9 @@ def finished(field: str) -> str:
     if "=" in field or ":" in field:  # name=~/x, and some shells and programs expand --option=~/x
         field = re.sub(f"(?<=[=:])[~{TILDE}](?=/|:|$)", HOME, field)
     if CLASS in field:
-        inside, closing, rest = field.rpartition("]")
-        field = (re.sub(f"{CLASS}[^]]*]", ANY, inside + closing) + rest).replace(CLASS, "[")
+        field = re.sub(rf"{CLASS}[!^]?[\w.,@+~-]+]", ANY, field)
+        # Where others end, and what they match, shells and programs read each in its own way.
+        field = re.sub(f"{CLASS}[^/]*]", STAR, field).replace(CLASS, "[")
     return field.translate(_INERT)
 
 

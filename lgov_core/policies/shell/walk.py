@@ -354,8 +354,10 @@ class Walk:
             else:
                 raise unclear(f"{child.type.replace('_', ' ')} in a command is not understood.")
         redirected = self._effects.redirect(redirects, stdin)
-        if prefixes.pop("IFS", None) is not None and words[0] != [["read"]]:
-            raise unclear("IFS changes how words are split; set it for read only.")
+        if prefixes.pop("IFS", [""]) != [""]:
+            if words[0] != [["read"]]:
+                raise unclear("IFS changes how words are split; set it for read only.")
+            redirected.stdin = Input("pipe")
         for name, values in prefixes.items():  # what the command runs may use it
             self._state.add(name, values)
         return self._alternatives(self._words.commands([*words, *redirected.words, *extra]), redirected.stdin)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os.path
 import posixpath
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -94,7 +94,9 @@ class Workspace:
         self.moved: set[str] = set()
         #: Links that it makes, with what they may lead to; and names of trees that it copies or moves: links may be in them.
         self.links: dict[str, set[str]] = {}
-        self.carried: set[str] = set()
+        self.carried: dict[str, set[str]] = {}
+        #: Whether it may make archives, or change them under another name.
+        self.makes_archives = False
         #: Files that it reads, writes, or moves and removes: what is found there is looked up at each decision.
         #: With how often it does so.
         self.effects: dict[tuple[Effect, str], int] = {}
@@ -163,7 +165,9 @@ class Workspace:
 
     def search(self, word: str, **selection: Any) -> None:
         """Notes a tree whose files are read, for which secrets in it are looked up; ``selection`` as of `Search`."""
-        self.searches.update(dict.fromkeys(Search(path, **selection) for path in self._paths(word)))
+        for path in self._paths(word):
+            for searched in [path, f"{path}/{BELOW}{STAR}"] if BELOW in path else [path]:
+                self.searches[Search(searched, **selection)] = None
 
     def mention(self, word: str) -> None:
         """Refuses a word that names a secret anywhere in it: a program with arguments of its own may read it."""
@@ -290,39 +294,47 @@ class Workspace:
         self.write(word, may_be_secret=True, change=change)
         if moved:
             self.moved.update(self._paths(word))
-        self.carried.update({*self._paths(word)}.difference(self._roots()))
+        inside: list[tuple[list[str], Iterable[str]]] = [([*sources], {*self._paths(word)}.difference(self._roots()))]
         for source in sources:
             if is_wild(source):
                 self.pass_on("brings", source)
             name = source.rpartition("/")[2]
             into = f"{word}/{STAR if name in ('', '.', '..') else name.replace(BELOW, '')}"
-            self.carried.update(path for path in self._paths(into) if not is_wild(path))
+            inside.append(([source], [path for path in self._paths(into) if not is_wild(path)] or self._paths(word)))
             self.write(into, may_be_secret=True, change=change)
+        for carried, names_there in inside:
+            self.carry(carried, names_there)
 
-    def link(self, word: str, link: str | None) -> None:
-        """Refuses to give a file or folder another name unless both are harmless under each of them."""
-        self.inside(word)
-        self.read(word)
-        self.write(word)
-        if ".." in word.split("/") and "/" in (link or ""):
-            raise unclear(f"It is not clear where a link to {shown(word)} leads; write its target from the root.")
+    def carry(self, sources: Sequence[str], names_of_them: Iterable[str]) -> None:
+        """Notes that what the ``sources`` hold may be found under other names."""
+        paths = {path for source in sources for path in self._paths(source)}
+        for name in names_of_them:
+            self.carried.setdefault(name, set()).update(path for path in paths if not _inside(path, name))
+
+    def link(self, word: str, link: str | None, *, symbolic: bool) -> None:
+        """Refuses to give a file or folder another name unless both are harmless under each of them.
+
+        A ``symbolic`` link counts from the folder in which it lies.
+        """
         name = word.rstrip("/").rpartition("/")[2]
-        targets = set(self._paths(word))
-        for path in [
-            path for text in ([name] if link is None else [link, f"{link}/{name}"]) for path in self._paths(text)
-        ]:
-            beside = os.path.normpath(
-                os.path.join(posixpath.dirname(path), word)
-            )  # a symbolic link counts from its folder
-            self.links.setdefault(path, set()).update(
-                target for target in (*targets, beside) if not _inside(target, path)
-            )
-        if any(_inside(root, path) for path in self._paths(word) for root in self._roots()):
-            raise ShellRefusal(
-                "shell-write", f"A link to {shown(word)} would give the files of this folder other names."
-            )
+        if is_wild(link or name) or ".." in _CLIMBS.sub("", word).split("/"):
+            raise unclear(f"It is not clear where a link to {shown(word)} leads; write both names out, without ..")
+        links = [name] if link is None else [link, f"{link}/{name}"]
+        beside = [posixpath.join(posixpath.dirname(path), word) for path in links]
+        targets = beside if symbolic and link is not None else [word]
+        for target in targets:
+            self.inside(target)
+            self.read(target)
+            self.write(target)
+            if any(_inside(root, path) for path in self._paths(target) for root in self._roots()):
+                raise ShellRefusal(
+                    "shell-write", f"A link to {shown(word)} would give the files of this folder other names."
+                )
+        led = {path for target in targets for path in self._paths(target)}
+        for path in [path for text in links for path in self._paths(text)]:
+            self.links.setdefault(path, set()).update(target for target in led if not _inside(target, path))
         if link is None:
-            self.write(word.rstrip("/").rpartition("/")[2])
+            self.write(name)
 
     def move(self, word: str) -> None:
         """Refuses what may not be written, and the folders that the text works in."""
@@ -427,11 +439,12 @@ class Workspace:
         return list(self._behind_links({os.path.normpath(path) for path in whole}))
 
     def _behind_links(self, paths: set[str]) -> set[str]:
-        """``paths``, and where the links of this text lead them."""
-        waiting = list(paths) if self.links else []
+        """``paths``, and where links that this text makes lead them, or what it copies and moves came from."""
+        names_of_others = [*self.links.items(), *self.carried.items()]
+        waiting = list(paths) if names_of_others else []
         while waiting:
             path = waiting.pop()
-            for link, targets in self.links.items():
+            for link, targets in names_of_others:
                 self.budget.spend(4 + len(path) // 16)
                 if _inside(path, link):
                     led = {target + path[len(link) :] for target in targets} - paths
