@@ -55,10 +55,8 @@ _LEVELS: Final[tuple[Confidentiality, ...]] = ("public", "personal", "secret")
 #: The classes of texts in ``allow`` and ``deny``; everything else there names tools, and fields of their results.
 CLASSES: Final = frozenset({"user", "system", "trusted", "untrusted", "fields", "pointed", "model", "*"})
 _ALLOWED: Final = ("user", "system", "trusted")
-#: Texts that a decision names of one argument, the arguments that it names, and characters of their names.
-_MOST, _MOST_ARGUMENTS, _MOST_NAME = 4, 64, 200
-#: Names of arguments of which it is remembered what is allowed for them.
-_MAX_ARGUMENTS: Final = 1_000
+#: Texts that a decision names of one argument, arguments that it names, characters of their names; terms that are remembered.
+_MOST, _MOST_ARGUMENTS, _MOST_NAME, _MAX_TERMS = 4, 64, 200, 1_000
 
 
 class Returns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -207,10 +205,12 @@ class FlowPolicy(BoundedPolicy):
     def _set_up(self, options: FlowOptions) -> None:
         self.name, self.tools = options.name, dict(options.tools or {})
         self.arguments, self.kinds = _listed(options.argument), frozenset[str](options.kinds)
-        self._options, self._terms = options, BoundedDict[str, _Terms](_MAX_ARGUMENTS)
+        self._options, self._terms = options, BoundedDict[str, _Terms](_MAX_TERMS)
         self._only_terms: _Terms | None = None
-        varied = any(isinstance(option, Mapping) for option in (options.allow, options.deny, options.values))
-        self._only_terms = None if varied else self._terms_of("")
+        by_argument = [each for each in (options.allow, options.deny, options.values) if isinstance(each, Mapping)]
+        self._only_terms = None if by_argument else self._terms_of("")
+        named = {*self.arguments, *(argument for option in by_argument for argument in option)}
+        self._named = tuple(named - {"*"})
         self.limit = _LEVELS.index(options.discloses)
         self._texts = Conversations(options.conversations)
         self._asks = _Asks(self, options) if options.otherwise == "approve" else None
@@ -259,11 +259,11 @@ class FlowPolicy(BoundedPolicy):
         Raises `Unclear` there for what cannot be looked at.
         """
         try:
-            for name, text in strings_in(action.arguments, keeps=self._judges):
+            for name, text in strings_in(action.arguments, keeps=self._keeps):
                 strict = judged and bool(self.whole) and matches_any(name, self.whole)
                 if strict:
                     yield UsedValue(name, "value", words_of(text), text=text)
-                if judged and self.arguments != ("*",) and not self._judges(name):
+                if judged and self.arguments != ("*",) and not matches_any(name, self.arguments):
                     continue
                 if len(text) > MAX_TEXT:
                     raise Unclear(f"{self.slug}-unscanned", f"{_place(name)} is longer than {MAX_TEXT} characters.")
@@ -284,8 +284,9 @@ class FlowPolicy(BoundedPolicy):
             if judged:
                 raise
 
-    def _judges(self, argument: str) -> bool:
-        return self.arguments != ("*",) and matches_any(argument, self.arguments)
+    def _keeps(self, argument: str) -> bool:
+        """Returns whether what stands below an argument is judged as that argument: where an option names it."""
+        return bool(self._named) and matches_any(argument, self._named)
 
     def sources(self, action: Action) -> list[ValueSource]:
         """The texts that each judged value of a call is in."""
@@ -389,9 +390,9 @@ class FlowPolicy(BoundedPolicy):
             return None
         too_much = _LEVELS[self.limit + 1 :]
         closed = [text for text in texts.results if any(label.holds in too_much for label in self._labels(text))]
-        for name, text in strings_in(action.arguments, keeps=self._judges) if closed else ():
+        for name, text in strings_in(action.arguments, keeps=self._keeps) if closed else ():
             words = loose_words(text).split()
-            for result in closed if self.arguments == ("*",) or self._judges(name) else ():
+            for result in closed if matches_any(name, self.arguments) else ():
                 if result.shares(words, texts.user_texts):
                     reason = f"{_place(name)} has words out of {result.origin[:80]}, whose results may not be told here"
                     return self.deny(f"{self.slug}-discloses", f"{reason}. Leave them out.")

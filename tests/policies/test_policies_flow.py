@@ -142,6 +142,7 @@ def test_arguments_may_have_sources_of_their_own() -> None:
     for arguments in others:
         assert not rollout.may(**arguments), arguments
     assert rollout.may(code="of the model"), "what is not named has the default"
+    assert not rollout.may(file_id={"value": "of the model"}), "what stands below an argument is judged as it"
 
 
 def test_a_person_may_endorse_a_value_once_for_the_call_that_was_asked_about(tmp_path: Path) -> None:
