@@ -17,7 +17,9 @@ from lgov_core.policies.shell.languages import LANGUAGES, check_sed, check_sql
 from lgov_core.policies.shell.syntax import (
     ANY,
     BELOW,
+    DIGITS,
     LISTED,
+    NUMBER,
     STAR,
     UNKNOWN,
     ShellRefusal,
@@ -158,7 +160,7 @@ class _Reader:
             return self._note(name)
         if not word.startswith("--") and not entry.long and self._cluster(word):
             return None
-        if re.fullmatch(r"-\d+", word) and "-#" in entry.flags:
+        if word[:1] == "-" and NUMBER.fullmatch(word) and "-#" in entry.flags:
             return None
         if entry.any:
             self.call.checks.append((Kind("argument"), word))
@@ -259,9 +261,9 @@ _PRINTED: dict[str, Callable[[Workspace, Call], list[str]]] = {
         UNKNOWN if UNKNOWN in word else word.rstrip("/").rpartition("/")[2].removesuffix("".join(call.operands[1:2]))
         for word in call.operands[:1]
     ],
-    "number": lambda workspace, call: ["1"],
+    "number": lambda workspace, call: [DIGITS],
     "date": lambda workspace, call: [STAR if all(map(_PLAIN_DATE.fullmatch, call.operands)) else UNKNOWN],
-    "count": lambda workspace, call: [UNKNOWN if _names_files(call) else "1"],
+    "count": lambda workspace, call: [UNKNOWN if _names_files(call) else DIGITS],
     "folder": lambda workspace, call: list(workspace.state.folders),
     "home": lambda workspace, call: [workspace.home],
     "temp": lambda workspace, call: ["/tmp/tmp.1234"],
@@ -401,6 +403,12 @@ def _compressed(workspace: Workspace, call: Call, word: str) -> None:
     workspace.makes_archives = True
 
 
+def _packing(workspace: Workspace, call: Call, word: str) -> None:
+    """A file that another with a longer name takes the place of."""
+    workspace.write(word)
+    workspace.makes_archives = True
+
+
 def _parts(workspace: Workspace, call: Call, word: str) -> None:
     """A file whose parts get names of their own, with an x where no other beginning is given."""
     workspace.read(word)
@@ -431,7 +439,13 @@ def _unpack(workspace: Workspace, call: Call, archive: str) -> None:
     if not all(map(str.isdecimal, call.words_of("number"))):
         raise unclear("It is not clear how many leading names this leaves out; write a number.")
     strip = max(map(int, call.words_of("number")), default=0)
-    workspace.unpack(archive, folder, -1 if "-j" in call.options and call.entry.name == "unzip" else strip)
+    program = call.entry.name
+    if program == "tar":
+        packed = [name for name, options in _PACKED_BY.items() if options & call.options]
+        if len(packed) > 1 or "--zstd" in call.options:
+            raise unclear("It is not clear how this archive is packed; leave that to tar.")
+        program = "".join(packed) or program
+    workspace.unpack(archive, folder, -1 if "-j" in call.options and program == "unzip" else strip, program)
 
 
 def _sql(dialect: str) -> Check:
@@ -481,6 +495,8 @@ def _choice(workspace: Workspace, call: Call, word: str) -> None:
     raise unknown(f"{shown(word)} is not among what {call.entry.name} may be given here.")
 
 
+#: Options of ``tar`` by the program that it unpacks with.
+_PACKED_BY = {"gzip": {"-z", "--gzip"}, "bzip2": {"-j", "--bzip2"}, "xz": {"-J", "--xz"}}
 #: Options of ``tar`` that make an archive.
 _PACKS = {"-c", "--create"}
 #: Kinds of words that the session runs as commands, or that are any text.
@@ -507,6 +523,7 @@ CHECKS: dict[str, Check] = {
     "prefix": lambda workspace, call, word: workspace.write(word + STAR),
     "zipped": lambda workspace, call, word: [workspace.write(name) for name in (word, f"{word}.zip")],
     "parts": _parts,
+    "packing": _packing,
     "edited": _edited,
     "touched": lambda workspace, call, word: workspace.write(
         word, may_be_secret=True, change=FileChange("", appended=True)

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Literal
 
 from lgov_core.policies.content.secrets import CREDENTIAL_NAMES
-from lgov_core.policies.shell.syntax import ANY, BELOW, PIPE, STAR, UNKNOWN, as_glob, is_wild, literal
+from lgov_core.policies.shell.syntax import ANY, BELOW, DIGITS, PIPE, STAR, UNKNOWN, as_glob, is_wild, literal
 from lgov_core.policies.shell.table import globs, names
 
 #: Wildcards of one word beyond which it may be anything.
@@ -149,7 +149,7 @@ def may_be(wild: str, path: str) -> bool:
 @lru_cache(1024)
 def pattern_of(path: str) -> re.Pattern[str]:
     """A path with wildcards as a regular expression, for paths in lower case."""
-    steps = {UNKNOWN: ".*", STAR: "[^/]*", ANY: "[^/]", BELOW: ".*"}
+    steps = {UNKNOWN: ".*", STAR: "[^/]*", ANY: "[^/]", BELOW: ".*", DIGITS: "-?[0-9]+"}
     return re.compile("".join(steps.get(letter) or re.escape(letter) for letter in path.lower()), re.DOTALL)
 
 

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from lgov_core.places import NAMES, PROJECT_FILE, FileChange, GoverningPlaces, governs, is_harmless
 from lgov_core.policies.shell.filenames import Effect, Search, is_secret, may_be, names_secret, runs_others
-from lgov_core.policies.shell.syntax import ANY, BELOW, STAR, UNKNOWN, ShellRefusal, is_wild, shown, unclear
+from lgov_core.policies.shell.syntax import ANY, BELOW, DIGITS, STAR, UNKNOWN, ShellRefusal, is_wild, shown, unclear
 from lgov_core.policies.shell.workspace import SPLIT, Workspace
 
 #: Keys of a repository's configuration that run and load nothing.
@@ -116,12 +116,15 @@ class LookUps:
     #: Files and what is done to them; of those that are written once, and known how, that too.
     files: tuple[tuple[Effect, str, FileChange | None], ...] = ()
     searches: tuple[Search, ...] = ()
-    #: Archives, where they are unpacked, and how many leading names of their members are left out (-1: all but the last).
-    unpacked: tuple[tuple[str, str, int], ...] = ()
+    #: Archives, where they are unpacked, how many leading names of their members are left out (-1: all but the last), and what
+    #: unpacks them.
+    unpacked: tuple[tuple[str, str, int, str], ...] = ()
     #: Whether it may make names with spaces.
     brings_names: bool = False
     #: Whether it may make archives, or change them under another name.
     makes_archives: bool = False
+    #: Whether it moves or copies what it has unpacked.
+    takes_out: bool = False
 
     @classmethod
     def of(cls, workspace: Workspace) -> LookUps:
@@ -187,7 +190,7 @@ class Look:
         """The path, and with wildcards of the shell those that it names now."""
         yield path
         if is_wild(path) and not {BELOW, UNKNOWN} & {*path}:
-            escaped = glob.escape(path).replace(STAR, "*").replace(ANY, "?")
+            escaped = glob.escape(path).replace(STAR, "*").replace(ANY, "?").replace(DIGITS, "*[0-9]")
             for name in islice(glob.iglob(escaped), self._left):
                 self._left -= 1
                 yield name
@@ -302,16 +305,16 @@ class Look:
             hint = "name a smaller folder, or leave some out (--exclude-dir=node_modules)"
             self._unclear(f"It is not clear what this reads: {error}; {hint}.")
 
-    def _unpacked(self, lookups: LookUps, archive: str, folder: str, strip: int) -> None:
+    def _unpacked(self, lookups: LookUps, archive: str, folder: str, strip: int, program: str) -> None:
         """Refuses an archive with a member that may not be written where it gets its name."""
         changed = {os.path.realpath(path) for effect, path, _ in lookups.files if effect in ("writes", "moves")}
-        changed -= {os.path.realpath(posixpath.join(into, STAR)) for _, into, _ in lookups.unpacked}  # seen below
+        changed -= {os.path.realpath(posixpath.join(into, STAR)) for _, into, *_ in lookups.unpacked}  # seen below
         archives = {os.path.realpath(other) for other, *_ in lookups.unpacked}
         try:
             if lookups.makes_archives or _changes(changed, archive):
                 raise ValueError("this text may make or change it")
             links: set[str] = set()
-            for member in members(archive):
+            for member in members(archive, program):
                 what = f"{archive} holds {member.name[:80]!r}"
                 names = [name for name in member.name.split("/") if name not in ("", ".")][strip:]
                 path = posixpath.join(folder, *names)
@@ -327,6 +330,8 @@ class Look:
                 if not _stays_in(folder, path) or not links.isdisjoint(accumulate(names[:-1], posixpath.join)):
                     raise ShellRefusal("shell-write", f"{what}, which a link leads elsewhere.")
                 if member.link is not None:
+                    if lookups.takes_out:
+                        raise ValueError(f"{member.name[:80]!r} is a link, and this text moves what it unpacks")
                     links.add("/".join(names))
                     target = posixpath.join(folder if member.is_hard else posixpath.dirname(path), member.link)
                     below = os.path.relpath(target, folder)
@@ -375,8 +380,24 @@ class Member:
     is_hard: bool = False
 
 
-def members(archive: str) -> list[Member]:
-    """The members of a tar or zip archive; none where there is no archive.
+#: How files begin that a program unpacks.
+_BEGINNINGS = {"gzip": b"\x1f\x8b", "bzip2": b"BZ", "xz": b"\xfd7", "unzip": b"PK"}
+
+
+class _Header(tarfile.TarInfo):
+    """A header of a tar archive, of the two formats in which every program reads the same names."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """See `tarfile.TarInfo.frombuf`. Raises `ValueError` for another format."""
+        posix, gnu = buf[257:265] == b"ustar\x0000", buf[257:265] == b"ustar  \x00"
+        if any(buf) and not (posix or (gnu and not any(buf[345:500]))):
+            raise ValueError("this form of tar archive is not read by every program alike")
+        return super().frombuf(buf, encoding, errors)
+
+
+def members(archive: str, program: str) -> list[Member]:
+    """The members of a tar or zip archive as ``program`` unpacks it; none where there is no archive.
 
     Raises `ValueError` for what cannot be read in bounded time, or is no archive.
     """
@@ -385,7 +406,7 @@ def members(archive: str) -> list[Member]:
     if not os.path.isfile(archive):
         raise ValueError("This is no file.")
     try:
-        listed = list(islice(_members(archive), MAX_ENTRIES + 1))
+        listed = list(islice(_members(archive, program), MAX_ENTRIES + 1))
     except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, NotImplementedError) as error:
         raise ValueError(str(error)) from error
     if len(listed) > MAX_ENTRIES:
@@ -393,14 +414,18 @@ def members(archive: str) -> list[Member]:
     return listed
 
 
-def _members(archive: str) -> Iterator[Member]:
+def _members(archive: str, program: str) -> Iterator[Member]:
     with open(archive, "rb") as file:
         start = file.read(2)
+        if not start.startswith(_BEGINNINGS.get(program, b"")) or (program == "tar" and start == b"PK"):
+            raise ValueError(f"{program} would read it otherwise than its name says")
         zipped = zipfile.is_zipfile(file)  # which may be at the end of a tar archive
         if zipped:
             packed = zipfile.ZipFile(file)
             for entry in packed.infolist():
                 name, opened = entry.filename, partial(packed.open, entry)
+                if b"up" in entry.extra:  # another name, in Unicode
+                    raise ValueError("a member may have two names")
                 if stat.S_ISLNK(entry.external_attr >> 16):
                     yield Member(name, link=opened().read(MAX_TEXT).decode(errors="replace"))
                 else:
@@ -411,7 +436,7 @@ def _members(archive: str) -> Iterator[Member]:
         file.seek(0)
         compressed = start in _COMPRESSED
         stream: Any = _Bounded(_COMPRESSED[start](file)) if compressed else file
-        with tarfile.open(fileobj=stream, mode="r|" if compressed else "r:") as tar:
+        with tarfile.open(fileobj=stream, mode="r|" if compressed else "r:", tarinfo=_Header) as tar:
             for member in tar:
                 link = member.linkname if member.issym() or member.islnk() else None
                 text = _text(member.name, member.size, partial(tar.extractfile, member)) if link is None else None

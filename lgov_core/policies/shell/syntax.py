@@ -104,6 +104,8 @@ STAR, ANY = "\ue001", "\ue002"
 BELOW = "\ue009"
 #: The same of what leaves out hidden names.
 LISTED = BELOW + BELOW
+#: A number, whose digits are not known.
+DIGITS = "\ue00a"
 #: Between two arguments of one word.
 BREAK = "\ue007"
 OPEN, CLOSE, COMMA, TILDE, CLASS = "\ue003", "\ue004", "\ue005", "\ue006", "\ue008"
@@ -122,7 +124,9 @@ MAX_READINGS, MAX_CHARACTERS = 64, 60_000
 _GLOBS = str.maketrans({"*": STAR, "?": ANY, "[": CLASS})
 _SPACE = re.compile(r"[ \t\n]+")
 _SPECIAL = re.compile(r"\\(.?)|[*?[{},]", re.DOTALL)
-_WILD = re.compile(f"[{UNKNOWN}{STAR}{ANY}{BELOW}]")
+_WILD = re.compile(f"[{UNKNOWN}{STAR}{ANY}{BELOW}{DIGITS}]")
+#: A number, as it is written or not known.
+NUMBER = re.compile(rf"-?[\d{DIGITS}]+")
 
 
 def is_wild(word: str) -> bool:
@@ -137,7 +141,7 @@ def literal(word: str) -> str:
 
 def as_glob(word: str) -> str:
     """A word as a glob of `fnmatch`."""
-    return word.replace(BELOW, "*").replace(STAR, "*").replace(ANY, "?")
+    return word.replace(BELOW, "*").replace(STAR, "*").replace(ANY, "?").replace(DIGITS, "*")
 
 
 def unquoted(value: str) -> str:
@@ -197,8 +201,8 @@ def braces(word: str) -> list[str]:
         if COMMA in inner:
             items = inner.split(COMMA)
         elif span is not None:
-            low, high = sorted((ord(span[1] or "1"), ord(span[2] or "1")))
-            items = [chr(code) for code in range(low, high + 1)]  # for numbers: 1
+            low, high = sorted((ord(span[1] or DIGITS), ord(span[2] or DIGITS)))
+            items = [chr(code) for code in range(low, high + 1)]
         elif ".." in inner:
             raise unclear("A range in braces that is not understood; write it more simply.")
         else:
@@ -218,7 +222,7 @@ def finished(field: str) -> str:
     if "=" in field or ":" in field:  # name=~/x, and some shells and programs expand --option=~/x
         field = re.sub(f"(?<=[=:])[~{TILDE}](?=/|:|$)", HOME, field)
     if CLASS in field:
-        field = re.sub(rf"{CLASS}[!^]?[\w.,@+~-]+]", ANY, field)
+        field = re.sub(rf"{CLASS}[!^]?[\w.,@+~-]+](?![^/]*])", ANY, field)
         # Where others end, and what they match, shells and programs read each in its own way.
         field = re.sub(f"{CLASS}[^/]*]", STAR, field).replace(CLASS, "[")
     return field.translate(_INERT)

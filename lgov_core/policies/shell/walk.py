@@ -14,6 +14,7 @@ from lgov_core.places import FileChange
 from lgov_core.policies.shell.calls import NO_INPUT, Input
 from lgov_core.policies.shell.syntax import (
     HOME,
+    NUMBER,
     REDIRECTS,
     UNKNOWN,
     WORDS,
@@ -90,7 +91,7 @@ class Effects:
             values = self._words.values(child)
             if operators & {"-v", "-R"} and not all(re.fullmatch(r"\w+", value) for value in values):
                 raise unclear("The name of a variable is not certain; the shell may run its subscript.")
-            if compares and not all(re.fullmatch(r"-?\d+", value) for value in values):
+            if compares and not all(NUMBER.fullmatch(value) for value in values):
                 raise unclear("It is not certain that this is a number; the shell may run what it holds.")
 
     def redirect(self, nodes: Sequence[SyntaxNode], stdin: Input) -> Redirected:

@@ -11,10 +11,12 @@ from math import prod
 from lgov_core.places import is_harmless_variable
 from lgov_core.policies.shell.syntax import (
     BREAK,
+    DIGITS,
     HOME,
     INSTALLED,
     MAX_CHARACTERS,
     MAX_READINGS,
+    NUMBER,
     PIPE,
     UNKNOWN,
     ShellRefusal,
@@ -82,7 +84,7 @@ class State:
         if name in self.variables:
             return self.variables[name]
         if name in names("variables", "numbers"):
-            return ["1"]
+            return [DIGITS]
         own = name in names("variables", "shell") or re.match(r"[A-Za-z_]", name) is None
         if not own and not is_harmless_variable(name):
             raise ShellRefusal(
@@ -154,7 +156,7 @@ class Words:
         """Evaluates the operands below an arithmetic node. Refuses values that the shell would evaluate further."""
         for child in node.named:
             if child.type in ("word", "variable_name", "number") and re.fullmatch(r"[\w#]+", child.text):
-                values = self._state.values(child.text) if re.match(r"[A-Za-z_]", child.text) else ["1"]
+                values = self._state.values(child.text) if re.match(r"[A-Za-z_]", child.text) else [DIGITS]
             elif child.type in ("simple_expansion", "expansion", "command_substitution"):
                 values = self._evaluated(child, quoted=True)
             elif child.type.endswith("_expression") or child.type == "arithmetic_expansion":
@@ -162,7 +164,7 @@ class Words:
                 continue
             else:
                 raise unclear("Arithmetic with more than numbers and names is not followed; write it more simply.")
-            if not all(re.fullmatch(r"(?:-?\d+)?", value) for value in values):
+            if not all(not value or NUMBER.fullmatch(value) for value in values):
                 raise unclear(f"It is not certain that {child.text[:40]!r} is a number; the shell may run its value.")
 
     def _evaluated(self, node: SyntaxNode, *, quoted: bool) -> list[str]:
@@ -190,7 +192,7 @@ class Words:
             return [PIPE]
         if kind == "arithmetic_expansion":
             self.arithmetic(node)
-            return ["1"]
+            return [DIGITS]
         raise unclear(f"A word of kind {kind.replace('_', ' ')} is not followed; write it more simply.")
 
     def _joined(
@@ -223,7 +225,7 @@ class Words:
         if quoted and {"raw_string", "ansi_c_string"} & {inner.type for inner in node.walk()}:
             raise unclear("Quotes inside of a quoted expansion are read in several ways; leave them out.")
         length, name, rest = match.groups()
-        values = ["1"] if length else self._variable(name, quoted=quoted)
+        values = [DIGITS] if length else self._variable(name, quoted=quoted)
         inner = [child for child in node.named if child.type not in ("variable_name", "special_variable_name")]
         others = self._product([self._evaluated(child, quoted=quoted or rest[0] in "#%") for child in inner])
         if rest.startswith((":-", "-")):

@@ -97,6 +97,8 @@ class Workspace:
         self.carried: dict[str, set[str]] = {}
         #: Whether it may make archives, or change them under another name.
         self.makes_archives = False
+        #: Whether it moves or copies what it has unpacked.
+        self.takes_out = False
         #: Files that it reads, writes, or moves and removes: what is found there is looked up at each decision.
         #: With how often it does so.
         self.effects: dict[tuple[Effect, str], int] = {}
@@ -105,7 +107,7 @@ class Workspace:
         #: Whether what is judged may be done several times.
         self.repeats = False
         #: Archives whose members get names in a folder, without so many leading names.
-        self.unpacked: dict[tuple[str, str, int], None] = {}
+        self.unpacked: dict[tuple[str, str, int, str], None] = {}
         #: Trees that it searches.
         self.searches: dict[Search, None] = {}
         #: Whether it gives files names that programs may split.
@@ -157,6 +159,8 @@ class Workspace:
         A link that this text makes must not be carried: it may lead elsewhere from another place.
         """
         for path in self._paths(word):
+            inside = any(_inside(path, folder) and path != folder for _, folder, *_ in self.unpacked)
+            self.takes_out |= effect == "carries" and inside
             if effect == "carries" and any(_inside(link, path) or may_be(path, link) for link in self.links):
                 raise ShellRefusal(
                     "shell-write", f"{shown(word)} is or holds a link that this text makes; leave it there."
@@ -205,6 +209,8 @@ class Workspace:
                 raise ShellRefusal(
                     "shell-write", f"{shown(word)} is or may be a file that makes other programs run it."
                 )
+            if self._is_ours(path):
+                self._touch("reads", path)
 
     def inside(self, word: str) -> None:
         """Refuses what may lie outside of the project and the writable folders."""
@@ -268,7 +274,7 @@ class Workspace:
         ended = re.fullmatch(rf"{STAR}\.\w+", name) is not None and not may_be_protected(name)  # in .git none is
         return not is_wild(folder) and (ended or folder.rstrip("/") not in self._roots())
 
-    def unpack(self, archive: str, folder: str, strip: int) -> None:
+    def unpack(self, archive: str, folder: str, strip: int, program: str) -> None:
         """Refuses a folder into which an archive is unpacked where one of its members may govern.
 
         The members are looked up at each decision, ``strip`` leading names of each left out.
@@ -283,7 +289,7 @@ class Workspace:
             if is_wild(path) or archive == "-":
                 hint = "name an archive that is there before this text runs"
                 raise unclear(f"It is not clear what {shown(archive)} holds; {hint}.")
-            self.unpacked[path, into, strip] = None
+            self.unpacked[path, into, strip, program] = None
 
     def into(self, word: str, sources: Sequence[str], *, moved: bool) -> None:
         """Refuses a file, or a folder in which the ``sources`` get names, that may not be written."""
@@ -454,7 +460,7 @@ class Workspace:
 
     def _climb(self, path: str) -> None:
         """Notes the folders behind which a path goes up: behind a link it would get elsewhere than is written."""
-        new_paths = (*self.links, *self.carried, *(folder for _, folder, _ in self.unpacked))
+        new_paths = (*self.links, *self.carried, *(folder for _, folder, *_ in self.unpacked))
         above: list[str] = []
         if path.count("..") > MAX_CLIMBS:
             raise unclear(f"{shown(path)} goes up and down too often; write the name out.")
