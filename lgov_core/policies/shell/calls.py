@@ -337,7 +337,8 @@ def _into(workspace: Workspace, call: Call, word: str) -> None:
     workspace.into(word, sources, moved=bool(call.words_of("move") or call.words_of("link")))
     for source in call.words_of("tree"):
         if not is_wild(source):  # it writes through the links that are there
-            workspace.pass_on("fills", f"{word}/{source.rstrip('/').rpartition('/')[2]}")
+            whole = {"-T", "--no-target-directory"} & call.options
+            workspace.pass_on("fills", word if whole else f"{word}/{source.rstrip('/').rpartition('/')[2]}")
 
 
 def _link(workspace: Workspace, call: Call, word: str) -> None:

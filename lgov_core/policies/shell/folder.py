@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -136,7 +136,12 @@ class LookUps:
         carries = any(effect == "carries" for effect, _ in workspace.effects)
         brings_names = bool(workspace.makes_spaces or workspace.unpacked or carries)
         return cls(
-            tuple(files), tuple(workspace.searches), tuple(workspace.unpacked), brings_names, workspace.makes_archives
+            tuple(files),
+            tuple(workspace.searches),
+            tuple(workspace.unpacked),
+            brings_names,
+            workspace.makes_archives,
+            workspace.takes_out,
         )
 
 
@@ -191,7 +196,11 @@ class Look:
         yield path
         if is_wild(path) and not {BELOW, UNKNOWN} & {*path}:
             escaped = glob.escape(path).replace(STAR, "*").replace(ANY, "?").replace(DIGITS, "*[0-9]")
-            for name in islice(glob.iglob(escaped), self._left):
+            folder, last = os.path.split(escaped)  # where a file is not there yet
+            beside = (
+                os.path.join(name, os.path.basename(path)) for name in glob.iglob(folder) if is_wild(path[: -len(last)])
+            )
+            for name in islice(chain(glob.iglob(escaped), beside), self._left):
                 self._left -= 1
                 yield name
 
@@ -391,7 +400,7 @@ class _Header(tarfile.TarInfo):
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         """See `tarfile.TarInfo.frombuf`. Raises `ValueError` for another format."""
         posix, gnu = buf[257:265] == b"ustar\x0000", buf[257:265] == b"ustar  \x00"
-        if any(buf) and not (posix or (gnu and not any(buf[345:500]))):
+        if len(buf) == 512 and any(buf) and (buf[156] == 0 or not (posix or (gnu and not any(buf[345:500])))):
             raise ValueError("this form of tar archive is not read by every program alike")
         return super().frombuf(buf, encoding, errors)
 

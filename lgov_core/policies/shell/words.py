@@ -116,6 +116,8 @@ def _distinct(*folders: Iterable[str]) -> tuple[str, ...]:
 _PLAIN = frozenset((
     "word", "number", "regex", "extglob_pattern", "variable_name", "test_operator", "special_variable_name", "brace_expression",
 ))  # fmt: skip
+#: In arithmetic: a variable is changed.
+_ASSIGNS = re.compile(r"\+\+|--|(?<![=!<>])=(?!=)")
 _EXPANSION = re.compile(r"\$\{(#?)([A-Za-z_]\w*|[0-9@*?#$!-])(|:?-.*|[#%].*)\}", re.DOTALL)
 
 
@@ -167,6 +169,13 @@ class Words:
             if not all(not value or NUMBER.fullmatch(value) for value in values):
                 raise unclear(f"It is not certain that {child.text[:40]!r} is a number; the shell may run its value.")
 
+    def _number(self, node: SyntaxNode) -> list[str]:
+        """The value of ``$((...))``, which may change its variables."""
+        self.arithmetic(node)
+        for name in re.findall(r"[A-Za-z_]\w*", node.text) if _ASSIGNS.search(node.text) else ():
+            self._state.assign(name, [DIGITS])
+        return [DIGITS]
+
     def _evaluated(self, node: SyntaxNode, *, quoted: bool) -> list[str]:
         kind = node.type
         if kind in _PLAIN:
@@ -191,8 +200,7 @@ class Words:
             self._run(node)
             return [PIPE]
         if kind == "arithmetic_expansion":
-            self.arithmetic(node)
-            return [DIGITS]
+            return self._number(node)
         raise unclear(f"A word of kind {kind.replace('_', ' ')} is not followed; write it more simply.")
 
     def _joined(

@@ -210,6 +210,8 @@ class Workspace:
                     "shell-write", f"{shown(word)} is or may be a file that makes other programs run it."
                 )
             if self._is_ours(path):
+                if is_secret(self._relative(path)):
+                    raise _secret(word)
                 self._touch("reads", path)
 
     def inside(self, word: str) -> None:
@@ -469,6 +471,8 @@ class Workspace:
                 above += [name] if name not in ("", ".") else []
                 continue
             below = "/" + "/".join(above)
+            if below == HOME:
+                raise unclear(f"It is not known where {shown(path)} leads; write it without ..")
             if any(_inside(below, link) for link in new_paths):
                 reason = (
                     f"Behind what this text makes or unpacks, {shown(path)} may lead elsewhere; write it without .."
