@@ -20,6 +20,7 @@ from lgov_core.policies.shell.syntax import (
     DIGITS,
     LISTED,
     NUMBER,
+    PIPE,
     STAR,
     UNKNOWN,
     ShellRefusal,
@@ -351,8 +352,9 @@ def _link(workspace: Workspace, call: Call, word: str) -> None:
 
 def _followed(workspace: Workspace, call: Call, word: str) -> None:
     workspace.read(word)
-    workspace.search(word)
-    workspace.pass_on("follows", word)
+    if word not in ("-", PIPE):
+        workspace.search(word)
+        workspace.pass_on("follows", word)
 
 
 def _searched(workspace: Workspace, call: Call, word: str) -> None:

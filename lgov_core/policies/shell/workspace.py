@@ -135,7 +135,7 @@ class Workspace:
         """Refuses a file whose contents are secret, or may be because its name is not certain."""
         if word in ("-", PIPE):
             return
-        paths = self._paths(word)
+        paths = self._paths(word, contents=True)
         self.mention(word)
         for path in paths:
             self.budget.spend(20 + len(path) // 8)
@@ -158,7 +158,7 @@ class Workspace:
 
         A link that this text makes must not be carried: it may lead elsewhere from another place.
         """
-        for path in self._paths(word):
+        for path in self._paths(word, contents=True):
             inside = any(_inside(path, folder) and path != folder for _, folder, *_ in self.unpacked)
             self.takes_out |= effect == "carries" and inside
             if effect == "carries" and any(_inside(link, path) or may_be(path, link) for link in self.links):
@@ -169,7 +169,7 @@ class Workspace:
 
     def search(self, word: str, **selection: Any) -> None:
         """Notes a tree whose files are read, for which secrets in it are looked up; ``selection`` as of `Search`."""
-        for path in self._paths(word):
+        for path in self._paths(word, contents=True):
             for searched in [path, f"{path}/{BELOW}{STAR}"] if BELOW in path else [path]:
                 self.searches[Search(searched, **selection)] = None
 
@@ -432,8 +432,8 @@ class Workspace:
         self.check_variable(name, *values)
         self.state.assign(name, values)
 
-    def _paths(self, word: str) -> list[str]:
-        """Where a word may lead, from every folder that the text may be in."""
+    def _paths(self, word: str, *, contents: bool = False) -> list[str]:
+        """Where a word may lead, from every folder that the text may be in; and, for its ``contents``, where they came from."""
         folders = self.state.folders
         self.budget.spend((4 + len(word) // 16) * len(folders))
         if UNKNOWN in word or "\n" in word or not word:
@@ -444,11 +444,11 @@ class Workspace:
         if ".." in word.split("/"):
             for path in whole:
                 self._climb(path)
-        return list(self._behind_links({os.path.normpath(path) for path in whole}))
+        return list(self._behind_links({os.path.normpath(path) for path in whole}, contents=contents))
 
-    def _behind_links(self, paths: set[str]) -> set[str]:
+    def _behind_links(self, paths: set[str], *, contents: bool) -> set[str]:
         """``paths``, and where links that this text makes lead them, or what it copies and moves came from."""
-        names_of_others = [*self.links.items(), *self.carried.items()]
+        names_of_others = [*self.links.items(), *(self.carried.items() if contents else ())]
         waiting = list(paths) if names_of_others else []
         while waiting:
             path = waiting.pop()
