@@ -101,6 +101,10 @@ def test_an_entry_says_what_was_decided_on_which_action() -> None:
     assert decision_fields(ACTION, alone)["parts"] is None, "a part that says the same is not said twice"
     assert len(decision_fields(ACTION, decision.changed(parts=(decision, decision)))["parts"]) == 2
     assert decision_fields(ACTION, Decision(Effect.ALLOW, "p"))["policy_digest"] is None
+    told = Decision(Effect.ALLOW, "p", sources={"to": ["inbox"]})
+    with_sources, without = decision_fields(ACTION, alone.changed(parts=(told, Decision(Effect.ALLOW, "q"))))["parts"]
+    assert with_sources["sources"] == {"to": ["inbox"]}
+    assert "sources" not in without
 
 
 def test_an_entry_says_how_a_call_ended() -> None:

@@ -101,6 +101,37 @@ def test_the_default_answers_beside_rules_that_only_restrict_and_not_beside_a_de
             assert why is None or decision.reason == why
 
 
+def test_later_rules_with_a_condition_see_where_the_values_of_a_call_are_from() -> None:
+    contexts: list[Any] = []
+
+    class Sees(BoundedPolicy):
+        name = "sees"
+
+        def judge(self, action: Action) -> None:
+            contexts.append(action.context)
+
+    class Tells(BoundedPolicy):
+        name = "tells"
+        permits = True
+
+        def __init__(self, sources: Any) -> None:
+            self.sources = sources
+
+        def judge(self, action: Action) -> Decision:
+            return Decision(Effect.ALLOW, self.name, sources=self.sources)
+
+    asked = call(n=1).changed(context={"tenant": "t"})
+    when = {"field": "arguments.n", "eq": 1}
+    for sources, condition, seen in (
+        ({"n": ["inbox"]}, when, {"tenant": "t", "sources": {"n": ["inbox"]}}),
+        ({"n": ["inbox"]}, None, {"tenant": "t"}),
+        (None, when, {"tenant": "t"}),
+    ):
+        contexts.clear()
+        Governor(PolicySet([Rule(Tells(sources), "tells"), Rule(Sees(), "sees", when=condition)])).decide(asked)
+        assert contexts == [seen]
+
+
 def test_a_policy_learns_that_its_set_is_in_shadow_mode() -> None:
     contexts: list[dict[str, Any]] = []
 

@@ -19,6 +19,12 @@ def test_an_id_has_its_prefix_and_96_random_bits() -> None:
         assert int(digits, 16) >= 0
 
 
+def test_a_decisions_question_is_no_part_of_its_value() -> None:
+    asked, plain = Decision(Effect.DENY, "p", question="who?"), Decision(Effect.DENY, "p")
+    assert (asked, repr(asked)) == (plain, repr(plain))
+    assert (asked.question, plain.question) == ("who?", None)
+
+
 def test_the_points_effects_and_severities_have_these_names() -> None:
     assert [(point.name, point.value) for point in Point] == [
         ("AGENT_STARTUP", "agent_startup"),
