@@ -70,8 +70,15 @@ TESTS = (
     ),
 )
 STATUSES = ("killed", "refused", "equivalent", "survived", "not run")
-PAGE = Path("ARCHITECTURE.md")
+PAGE, SUMMARY = Path("ARCHITECTURE.md"), Path("docs/concepts/threat-model.md")
 _BEGIN, _END = "<!-- mutants: python -m tests.mutants --report --write -->\n", "<!-- the end of the mutants -->\n"
+_IN_WORDS = {
+    "killed": "fail a test",
+    "refused": "fail the type checker",
+    "equivalent": "change nothing",
+    "survived": "are noticed by nothing",
+    "not run": "were not tried",
+}
 #: The tests of a mutant are started for so many seconds of the run without one.
 _LONGEST_S = 20.0
 #: Loading a test file takes about so many seconds, and so many are loaded for a mutant that is read by import.
@@ -434,13 +441,20 @@ def report(subject: Subject, files: list[str], *, is_written: bool = False) -> i
     table = "\n".join(lines) + "\n"
     print(table)
     if is_written:
-        before, _, rest = PAGE.read_text().partition(_BEGIN)
-        PAGE.write_text(f"{before}{_BEGIN}\n{table}\n{_END}{rest.partition(_END)[2]}")
+        _put(PAGE, f"\n{table}\n")
+        counts = rows["all"]
+        figures = ", ".join(f"{counts[status]:,} {words}" for status, words in _IN_WORDS.items())
+        _put(SUMMARY, f"Of {counts.total():,} changes {figures}.\n")
     for mutant in survivors:
         print(f"\n{_described(mutant)}")
     for entry in sorted(unused):
         print(f"\n{subject.equivalent.name} explains what does not survive: {entry}")
     return int(bool(survivors or unused))
+
+
+def _put(page: Path, text: str) -> None:
+    before, _, rest = page.read_text().partition(_BEGIN)
+    page.write_text(f"{before}{_BEGIN}{text}{_END}{rest.partition(_END)[2]}")
 
 
 def main() -> int:
@@ -449,7 +463,7 @@ def main() -> int:
     parser.add_argument("files", nargs="*", help="only files whose path ends with one of these")
     parser.add_argument("--minutes", type=float, default=30.0, help="how long new mutants are started")
     parser.add_argument("--report", action="store_true", help="run nothing")
-    parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE}")
+    parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE}, the sums into {SUMMARY}")
     arguments = parser.parse_args()
     subject = Subject(tuple(ACT_PATH), TESTS, Path(__file__).with_name("equivalent.toml"))
     files = [file for file in subject.files if not arguments.files or file.endswith(tuple(arguments.files))]
