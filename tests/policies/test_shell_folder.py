@@ -282,6 +282,74 @@ def test_a_hard_link_in_an_archive_names_no_secret(tmp_path: Path) -> None:
         assert policy.judge_command("mkdir n && tar xf a.tar -C n").blocks is blocks
 
 
+def test_a_folder_whose_name_makes_its_files_secret_keeps_it(tmp_path: Path) -> None:
+    policy = made(tmp_path)
+    folder = tmp_path / "project"
+    for name in (".gradle/gradle.properties", "app/gradle.properties"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("x")
+    assert policy.judge_command("mv .gradle g").blocks
+    assert policy.judge_command("cp -r .gradle g").blocks
+    assert not policy.judge_command("mv app g").blocks
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cat .en[[:alpha:]]",
+        "cat .en[]v]",
+        'cat .en["v]"]',
+        "echo x > policy.yam[[=l=]]",
+        "find . -name '[[:punct:]]env' -exec cat {} +",
+        "find . -name '\\.e\\nv' -exec cat {} +",
+        "PATH=//srv/project/bin:/usr/bin; ls",
+        "PATH=/./srv/project/bin:/usr/bin; ls",
+        "echo .env > x && strings @x",
+        "nm @x",
+        "gunzip policy.yaml-gz",
+        "IFS=x read -r f <<< '.envx'; cat $f",
+        "mkdir e && diff e .",
+        "tar cf - -C .ssh id_rsa",
+        "find . -name config -exec grep -r K {} +",
+        "echo v | xargs -I@ -I_ cat .en_",
+        "echo .env | xargs -I{} -L1 cat",
+        "cat store.p$((10 + 2))",
+        "cat id_ed2{5519..5519}",
+        "x=1; : $((x++)); cat store.p$x",
+        "cat sub/$(basename .env)",
+        "mv sub s && grep -r K s",
+        "ln sub/up m && echo x > m/y",
+        "ln -s ../outside z? && cat z?",
+        "gzip -k a.tar && tar xf a.tar.gz -C n",
+        "sed -i 3d pyproject.toml",
+        "mkdir -p ~/../x",
+        "git grep --untracked KEY",
+    ],
+)
+def test_what_names_a_secret_or_what_governs_in_another_way_is_denied(text: str, tmp_path: Path) -> None:
+    policy = made(tmp_path, up="..")
+    for name in (".env", "config/credentials.json", "sub/.env", "pyproject.toml", "a.tar"):
+        (tmp_path / "project" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "project" / name).write_text("[tool]\n")
+    assert policy.judge_command(text).blocks
+
+
+def test_numbers_and_separators_are_read_as_before(tmp_path: Path) -> None:
+    made(tmp_path)
+    policy = ShellPolicy(cwd=str(tmp_path / "project"))
+    for text in (
+        "head -n $((2 + 3)) README.md",
+        "for i in {1..3}; do echo $i > out_$i.txt; done",
+        "while IFS=: read -r name rest; do echo $name; done < README.md",
+        "[ $(wc -l < README.md) -gt 3 ] && sed -n 1,5p README.md",
+        "diff <(sort a.txt) <(sort b.txt)",
+        "d=$(mktemp -d) && cp sub/a.txt $d/ && ls $d && rm -rf $d",
+        "cp -r sub copied && cat copied/a.txt && rm copied/a.txt",
+        "seq 3 | xargs -I{} touch part_{}.txt",
+    ):
+        assert not policy.judge_command(text).blocks, text
+
+
 def test_a_wildcard_does_not_become_an_option(tmp_path: Path) -> None:
     policy = made(tmp_path)
     assert not policy.judge_command("grep x *").blocks

@@ -271,6 +271,9 @@ class Look:
             for entry in self._entries(top, follow=effect == "follows"):
                 if effect != "brings" and entry.is_symlink():
                     self._link(effect, path, entry.path)
+                folder = os.path.basename(os.path.dirname(entry.path))
+                if effect == "carries" and names_secret(folder, entry.name) and not names_secret("", entry.name):
+                    raise _shows(path, entry.path)  # elsewhere its place would not tell
                 if effect not in ("follows", "fills") and (not below or may_be(path, entry.path)):
                     self._stays(entry.path)
         except (OSError, ValueError) as error:
@@ -400,7 +403,12 @@ class _Header(tarfile.TarInfo):
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         """See `tarfile.TarInfo.frombuf`. Raises `ValueError` for another format."""
         posix, gnu = buf[257:265] == b"ustar\x0000", buf[257:265] == b"ustar  \x00"
-        if len(buf) == 512 and any(buf) and (buf[156] == 0 or not (posix or (gnu and not any(buf[345:500])))):
+        is_folder = buf[:100].rstrip(b"\0").endswith(b"/") and buf[156:157] == b"0"  # to some programs
+        if (
+            len(buf) == 512
+            and any(buf)
+            and (is_folder or buf[156] == 0 or not (posix or (gnu and not any(buf[345:500]))))
+        ):
             raise ValueError("this form of tar archive is not read by every program alike")
         return super().frombuf(buf, encoding, errors)
 
