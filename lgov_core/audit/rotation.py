@@ -20,13 +20,21 @@ ROTATION: Final = "rotation"
 RETIREMENT: Final = "retirement"
 
 
-def rotate(path: Path, folder: Path, *, signer: Signer | None, heads: Path | None = None) -> Path:
+def rotate(
+    path: Path,
+    folder: Path,
+    *,
+    signer: Signer | None,
+    heads: Path | None = None,
+    following_signer: Signer | None = None,
+) -> Path:
     """Moves the record at ``path`` into ``folder`` and begins the next one at ``path``; returns where the old one is.
 
     The first entry of the new record states the id, the number of entries and their digest of the old one, so that
-    `verify_archived` finds what is missing or was changed. ``signer`` signs both records, ``heads`` as in `AuditLog`. The
-    name of the archive has the day and the record's id. Raises `AuditError`, and leaves the record where it is: when it is
-    broken or signed with another key, when another program has it open, or when ``folder`` is on another file system.
+    `verify_archived` finds what is missing or was changed. ``signer`` signs the old record, and the new one unless
+    ``following_signer`` does; ``heads`` as in `AuditLog`. The name of the archive has the day and the record's id. Raises
+    `AuditError`, and leaves the record where it is: when it is broken or signed with another key, when another program has
+    it open, or when ``folder`` is on another file system.
     """
     path = path.absolute()
     anchor = heads if heads is not None or signer is None else heads_path(path)
@@ -42,7 +50,7 @@ def rotate(path: Path, folder: Path, *, signer: Signer | None, heads: Path | Non
             if leftover.exists() and (leftover == following or leftover.samefile(path)):
                 leftover.unlink()
         previous = {"record": report.record, "entries": report.entries, "sha256": report.sha256, "file": target.name}
-        with AuditLog(following, signer=signer, heads=anchor) as log:
+        with AuditLog(following, signer=following_signer or signer, heads=anchor) as log:
             log.append(ROTATION, {"previous": previous}, arguments=None, content={})
         try:
             os.link(path, target)
@@ -91,7 +99,7 @@ def _require_right(path: Path, signer: Signer | None) -> VerifyReport:
     if report.key is not None and (signer is None or signer.public.hex() != report.key):
         raise AuditKeyError(
             f"the record is signed with the key {report.key}: only who has its key may archive it",
-            hint="name the secret key with --key, or in the setting audit_key",
+            hint="name its secret key: --set audit_key=FILE",
         )
     return report
 

@@ -55,7 +55,7 @@ from urllib.parse import quote
 _DOMAIN: Final = b"lgov-audit-v2\0"
 _HEAD_DOMAIN: Final = b"lgov-audit-head-v2\0"
 _ERASURE_DOMAIN: Final = b"lgov-audit-erasure-v1\0"
-_APPLICATION_ID: Final = int.from_bytes(b"lgvA")
+_APPLICATION_ID: Final = int.from_bytes(b"lgvA", "big")
 _WRITER_DOMAIN: Final = b"lgov-audit-writer-v1\0"
 _SEAL: Final = '{"_seal":"'
 _FORMAT: Final = 2

@@ -216,8 +216,7 @@ def _count_rows(report: AuditReport, table: Mapping[str, Counter[str]]) -> Itera
 
 # ---------------------------------------------------------------------- erase
 
-#: Files of which it is looked up whether they hold an erased text, and the most bytes of such a file.
-_TEXT_FILES: Final = (".jsonl", ".json", ".html", ".txt", ".csv", ".log")
+#: The most bytes of a file of which it is looked up whether it holds an erased text.
 _MOST_READ: Final = 2**26
 _NOT_REACHED: Final = (
     "backups, copies, logs and exports elsewhere",
@@ -389,7 +388,7 @@ def _erase_rollouts(source: str, holds: Callable[[Any], bool], *, dry_run: bool)
 def _look_into(path: Path, holds: Callable[[Any], bool]) -> _Erased | None:
     """A file that is not lgov's to change, if the text is in it."""
     try:
-        if path.suffix not in _TEXT_FILES or path.stat().st_size > _MOST_READ:
+        if path.stat().st_size > _MOST_READ:
             return None
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -427,9 +426,10 @@ def rotate(
 ) -> None:
     """Archive the audit record PATH and begin the next one, which states what the archive holds.
 
-    No program may have it open meanwhile. A signed record needs its key: the setting audit_key. lgov audit verify --archive
-    checks the records across: one that is missing, cut or changed is found. --delete-before is for retention: an entry of the
-    new record names what was deleted.
+    No program may have it open meanwhile. A signed record needs its key: the setting audit_key. For a new key, put that into
+    the settings file and name the old one here: --set audit_key=OLD. lgov audit verify --archive checks the records across:
+    one that is missing, cut or changed is found. --delete-before is for retention: an entry of the new record names what was
+    deleted.
     """
     from lgov_core.audit import default_signer
     from lgov_core.audit.rotation import retire
@@ -439,8 +439,12 @@ def rotate(
         raise LgovError(f"there is no audit record {path}", hint="name the record that was given to --audit")
     settings = load_settings(texts=assignments)
     signer, heads = default_signer(settings.audit_key), settings.heads
-    target = rotate_record(path, folder, signer=signer, heads=heads)
-    deleted = [] if delete_before is None else retire(path, folder, before=delete_before, signer=signer, heads=heads)
+    following = load_settings().audit_key
+    following_signer = signer if following is None else default_signer(following)
+    target = rotate_record(path, folder, signer=signer, heads=heads, following_signer=following_signer)
+    deleted: list[Path] = []
+    if delete_before is not None:
+        deleted = retire(path, folder, before=delete_before, signer=following_signer, heads=heads)
     text = f"archived as {target}; {path} continues it" + "".join(f"\ndeleted {name}" for name in deleted)
     about = {"path": str(path), "archive": str(target), "deleted": [str(name) for name in deleted]}
     write_result(about, text, as_json=as_json)

@@ -164,3 +164,18 @@ def test_a_signed_record_is_archived_with_its_key_only(tmp_path: Path, key: Sign
     done = lgov("audit", "rotate", str(path), "--to", "old")
     assert (done.exit_code, "only who has its key" in done.stderr) == (1, True), "the record is not broken"
     assert verify(path).entries == 1
+
+
+def test_another_key_begins_with_a_rotation(tmp_path: Path, key: SigningKey, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    following = make_key(tmp_path / "next.key")
+    write(tmp_path / "audit.db", key, "first")
+    (tmp_path / "lgov.toml").write_text('audit_key = "next.key"\n')
+    refused = lgov("audit", "rotate", "audit.db", "--to", "old")
+    assert (refused.exit_code, "--set audit_key=FILE" in refused.output) == (1, True), refused.output
+    done = lgov("audit", "rotate", "audit.db", "--to", "old", "--set", "audit_key=audit.key", "--json")
+    assert done.exit_code == 0, done.output
+    write(tmp_path / "audit.db", following, "second")
+    archive = Path(json.loads(done.stdout)["archive"])
+    assert (verify(archive, key=key.public).ok, verify(tmp_path / "audit.db", key=following.public).ok) == (True, True)
+    assert lgov("audit", "verify", "audit.db", "--archive", "old").exit_code == 0

@@ -164,3 +164,14 @@ def test_a_request_whose_call_waits_stays_and_is_counted(folder: Path) -> None:
 def test_a_folder_can_be_named(folder: Path) -> None:
     erased = places(lgov("erase", "runs", "--where", TEXT, "--yes", "--json"))
     assert "store.sqlite" in erased
+
+
+def test_files_of_every_kind_that_hold_it_are_named(folder: Path) -> None:
+    for name in ("notes.md", "rules.py", "suggested.yaml"):
+        (folder / name).write_text(f"# {EMAIL}\n")
+    with closing(sqlite3.connect(folder / "shop.db")) as connection:
+        connection.execute("CREATE TABLE people (mail)")
+        connection.execute("INSERT INTO people VALUES (?)", (EMAIL,))
+        connection.commit()
+    named = places(lgov("erase", "--where", TEXT, "--dry-run", "--json"))
+    assert {"notes.md", "rules.py", "suggested.yaml", "shop.db"} <= set(named)
