@@ -30,7 +30,7 @@ from lgov_core.commands.options import (
     yes_option,
 )
 from lgov_core.errors import EndpointError, counted
-from lgov_core.places import DEFAULT_AUDIT
+from lgov_core.places import DEFAULT_AUDIT, POLICY_NAMES
 from lgov_core.settings import load_settings, without_password
 from lgov_core.trace.rollout_spans import attempt_of
 from lgov_core.trace.semconv import TASK_ID
@@ -139,14 +139,15 @@ def _from_settings(audit: Path | None, policies: tuple[Path, ...]) -> tuple[str,
 
 
 def _around(address: str) -> tuple[Path | None, tuple[Path, ...]]:
-    """The audit record and the policy file that the settings name which are in force where a store or a run lies."""
+    """The audit record and the policy file of a run without options where a store or a run lies."""
     path = Path.cwd() if "://" in address else Path(address).absolute()
     folder = path if path.is_dir() else path.parent
     settings = load_settings(folder=folder)
     record = next(
         (file for file in (settings.audit, folder / DEFAULT_AUDIT) if file is not None and file.is_file()), None
     )
-    return record, () if settings.policy is None or not settings.policy.is_file() else (settings.policy,)
+    policies = [settings.policy, *(folder / name for name in POLICY_NAMES)]
+    return record, tuple(path for path in policies if path is not None and path.is_file())[:1]
 
 
 def mounted_window(

@@ -14,10 +14,12 @@ import pytest
 
 from lgov_core.commands import traces as mounted_window
 from lgov_core.gateway.access import KeyRing
+from lgov_core.policies import ApprovalPolicy
 from lgov_core.store import open_store
 from lgov_core.testing import ScriptedModelServer
 from lgov_core.train.algorithms import algorithms as registry
 from lgov_core.train.settings import TrainingJob
+from lgov_core.types import Action, Point
 from tests.commands.cli_runner import LGOV, lgov
 from tests.window.recorded_rollouts import record
 
@@ -53,6 +55,18 @@ def place(tmp_path: Path) -> Path:
     with open_store(path) as store:
         record(store)
     return path
+
+
+def test_without_settings_the_policy_beside_a_store_names_the_approvals(place: Path) -> None:
+    policy = "version: 1\nrules:\n- {name: ask, use: approval, tools: [pay], with: {store: asked.db}}\n"
+    (place.parent / "policy.yaml").write_text(policy)
+    ApprovalPolicy(store=place.parent / "asked.db").judge(Action(Point.PRE_TOOL_CALL, "pay", arguments={"sum": 5}))
+    with running("view", str(place), "--port", "0", "--no-open") as process:
+        address = line_with(process, "the window is open at").split()[-1]
+        with httpx.Client() as client:
+            client.get(address, follow_redirects=False)
+            (item,) = client.get(address.partition("?")[0] + "api/approvals").json()["items"]
+    assert item["name"] == "pay"
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
