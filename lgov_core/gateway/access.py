@@ -169,7 +169,9 @@ class KeyRing:
 
     def problem(self) -> str | None:
         """Why no key can be checked now, or None."""
-        return "there is no admin key" if self.required and not self._admin_keys() else None
+        if self.required and not self._admin_keys():
+            return "there is no admin key"
+        return self._is_revoked.problem() if isinstance(self._is_revoked, RevokedKeys) else None
 
     def _is_admin(self, key: str) -> bool:
         raw, matches = key.encode("utf-8", "surrogateescape"), False
@@ -259,6 +261,14 @@ class RevokedKeys:
             return not self._read().isdisjoint((key, hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()))
         except (OSError, EndpointError):
             return True
+
+    def problem(self) -> str | None:
+        """Why no key can be checked now, or None."""
+        try:
+            self._read()
+        except (OSError, EndpointError) as error:
+            return f"the file of revoked keys cannot be used: {error}"
+        return None
 
     def _read(self) -> frozenset[str]:
         status = self._path.stat() if self._path.exists() else None

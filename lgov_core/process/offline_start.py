@@ -8,8 +8,10 @@ environment says are answered by a server of that process. `starting_policy` wri
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -40,6 +42,8 @@ from lgov_core.types import Action, Adapter, Decision, Effect
 
 #: Seconds that an offline start may take, and how many model calls it may make.
 MAX_START_S: Final = 120
+#: Seconds that a program which has to end gets for it.
+_ENDING_S: Final = 10
 MAX_CALLS: Final = 25
 #: The text that the program reads at each of its questions, and how often before its input ends.
 _INPUT: Final = "Hello.\n" * 3
@@ -160,9 +164,9 @@ def start_offline(command: Sequence[str]) -> OfflineStart:
                     process.communicate(_INPUT.encode(), MAX_START_S)
                     start.status = process.returncode
                 except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, 9)
-                    process.wait()
                     start.status = None
+                finally:
+                    _end(process)
                 output.seek(0)
                 start.last_words = "\n".join(output.read().decode(errors="replace").splitlines()[-8:])
             for line in report.read_text(encoding="utf-8").splitlines():
@@ -170,6 +174,15 @@ def start_offline(command: Sequence[str]) -> OfflineStart:
             if report.stat().st_size:  # it began; else there is no box here
                 break
     return start
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends what still runs: a box first gets the time to end what is in it, and to remove what it has put into the folder."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            if process.poll() is None:
+                os.killpg(process.pid, number)
+                process.wait(_ENDING_S)
 
 
 # ---------------------------------------------------------------------- in the process of the program

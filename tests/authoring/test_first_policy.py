@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from lgov_core.authoring.rules import checkable_schema, meanings, open_places, shut_tools
 from lgov_core.commands import cli
 from lgov_core.policies import ApprovalPolicy, load_policies, load_policy_file
+from lgov_core.process import offline_start
 from lgov_core.process.offline_start import OfflineStart, start_offline, starting_policy
 from lgov_core.types import Action, Effect, Point
 from tests.slow import slow
@@ -137,6 +138,19 @@ def test_what_an_offline_start_holds(tmp_path: Path) -> None:
         os.chdir(previous)
     assert (start.calls, start.status, list(start.tools)) == (1, 0, ["look"])
     assert (tmp_path / "note").read_text().startswith("False DENIED"), "its own code runs, in its folder"
+
+
+def test_a_server_that_does_not_end_is_ended_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "app.py").write_text(
+        "import http.server\n"
+        "http.server.HTTPServer(('127.0.0.1', 0), http.server.BaseHTTPRequestHandler).serve_forever()\n"
+    )
+    monkeypatch.setattr(offline_start, "MAX_START_S", 8)
+    monkeypatch.chdir(tmp_path)
+    assert start_offline(["python", "app.py"]).status is None
+    assert [path.name for path in tmp_path.iterdir()] == ["app.py"]
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])

@@ -231,9 +231,11 @@ def test_two_secrets_open_while_keys_are_rotated_and_one_key_is_revoked(tmp_path
     with pytest.raises(EndpointError, match="revoked"):
         keys.check(ada)
     assert keys.check(eve).rollout_id == "eve"
+    assert keys.problem() is None
     revoked.unlink()
     with pytest.raises(EndpointError, match="revoked"):
         keys.check(eve)  # a list that cannot be read opens nothing
+    assert "the file of revoked keys cannot be used" in (keys.problem() or "")
     assert KeyRing(read_secrets(secret)).check(ada).rollout_id == "ada"
 
 

@@ -161,6 +161,8 @@ def test_a_ledger_that_cannot_be_used_denies_and_says_so(tmp_path: Path) -> None
     path.unlink()
     decision = policy.judge(tool())
     assert refused(decision) == "cost-ledger"
+    assert decision is not None
+    assert decision.fault, "an endpoint answers it with an error that a client repeats"
     reply = policy.judge(after(input_tokens=1, output_tokens=1))
     assert reply is not None
     assert reply.effect is Effect.WARN

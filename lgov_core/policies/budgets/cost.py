@@ -196,7 +196,8 @@ class CostControlPolicy(BoundedPolicy):
             )
         except PolicyError as error:
             _LOG.error("budget ledger failed", extra={"lgov_fields": {"policy": self.name, "cause": error.message}})
-            return self.deny("cost-ledger", "The budget cannot be read, so nothing may be spent; its log has the cause")
+            reason = "The budget cannot be read, so nothing may be spent; its log has the cause"
+            return self.deny("cost-ledger", reason).changed(fault=True)
         if short is not None:
             return self._refuse(action, amount, *short)
         self._judgements.begin(action, _RESERVED)
