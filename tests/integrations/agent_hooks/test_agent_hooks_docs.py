@@ -28,10 +28,10 @@ def test_the_programs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert (tmp_path / "audit.db").exists()
 
 
-def test_the_table_of_conformance_is_what_is_tested() -> None:
-    table = [line.split("|") for line in TEXT.splitlines() if line.startswith(("| LangChain", "| AutoGen", "| OpenAI"))]
-    claimed = sum(cell.strip() == f"{APPLICABLE} of {APPLICABLE}" for row in table for cell in row)
-    assert claimed == len({(harness, mode) for harness, mode, _ in RUNS})
+def test_the_sentence_on_conformance_is_what_is_tested() -> None:
+    assert RUNS
     text = " ".join(TEXT.split())
-    assert f"Of its {VECTORS} vectors (agent-hooks-sdk 0.1.0b3) {APPLICABLE} apply" in text
-    assert f"the other {sum(SKIPPED.values())}: {max(SKIPPED.values())} are" in text
+    assert (
+        f"Of its {VECTORS} vectors the {APPLICABLE} that apply pass; {max(SKIPPED.values())} are about documents"
+        in text
+    )
