@@ -83,7 +83,11 @@ class ShellRun:
         folder, _, base = name.rpartition("/")
         if folder in names("files", "programs"):
             name = base
-        program = args[1] if without_version(name) == "python" and args[:1] == ["-m"] and len(args) > 1 else name
+        program = (
+            args[1]
+            if name.startswith("python") and without_version(name) == "python" and args[:1] == ["-m"] and len(args) > 1
+            else name
+        )
         if self._workspace.may_run_code(name) or self._workspace.may_run_code(program):
             return self._with_any_arguments(args)
         if "/" in name:

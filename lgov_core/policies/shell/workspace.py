@@ -444,12 +444,13 @@ class Workspace:
         if ".." in word.split("/"):
             for path in whole:
                 self._climb(path)
-        return list(self._behind_links({os.path.normpath(path) for path in whole}, contents=contents))
+        paths = {os.path.normpath(path) for path in whole}
+        return list(self._behind_links(paths, contents=contents) if self.links or self.carried else paths)
 
     def _behind_links(self, paths: set[str], *, contents: bool) -> set[str]:
         """``paths``, and where links that this text makes lead them, or what it copies and moves came from."""
         names_of_others = [*self.links.items(), *(self.carried.items() if contents else ())]
-        waiting = list(paths) if names_of_others else []
+        waiting = list(paths)
         while waiting:
             path = waiting.pop()
             for link, targets in names_of_others:
