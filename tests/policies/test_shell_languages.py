@@ -153,7 +153,7 @@ def test_no_allowed_text_has_an_effect(language: str, seed: int, tmp_path: Path)
     texts = composed(language, seed)
     allowed = [text for text in texts if not policy.judge_command(text).blocks]
     assert len(texts) > 0.5 * COUNT
-    assert len(allowed) > 0.08 * len(texts)
+    assert len(allowed) > 0.05 * len(texts)
     assert [(text, effect) for text in allowed if (effect := scratch.effect(text))] == []
 
 
