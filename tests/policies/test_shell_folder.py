@@ -272,6 +272,60 @@ def test_an_archive_brings_only_links_that_stay_in_its_folder(
     assert climbs.blocks, "what it brings may be a link"
 
 
+def test_what_a_text_unpacks_is_moved_only_where_it_holds_no_links(tmp_path: Path) -> None:
+    policy = made(tmp_path)
+    for links, blocks in ((True, True), (False, False)):
+        with tarfile.open(tmp_path / "project" / "a.tar", "w") as tar:
+            member = tarfile.TarInfo("a/l")
+            member.type, member.linkname = (tarfile.SYMTYPE, "../outside") if links else (tarfile.REGTYPE, "")
+            tar.addfile(member)
+        assert not policy.judge_command("mkdir n && tar xf a.tar -C n").blocks
+        assert policy.judge_command("mkdir n && tar xf a.tar -C n && mv n/a/l l").blocks is blocks
+
+
+def header(name: bytes, kind: bytes, magic: bytes, prefix: bytes = b"") -> bytes:
+    """A member of a tar archive, which is empty or a link to a folder outside."""
+    fields = (name.ljust(100, b"\0"), b"0000644\0" * 3, b"0" * 11 + b"\0", b"0" * 11 + b"\0")
+    before = b"".join(fields)
+    after = kind + b"../../outside".ljust(100, b"\0") + magic.ljust(88, b"\0") + prefix.ljust(167, b"\0")
+    total = sum(before + b" " * 8 + after)
+    return before + b"%06o\0 " % total + after
+
+
+@pytest.mark.parametrize(
+    ("member", "blocks"),
+    [
+        (header(b"a", b"0", b"ustar\x0000"), False),
+        (header(b"a", b"0", b"ustar  \0"), False),
+        (header(b"a", b"0", b"ustar  \0", b"b"), True),
+        (header(b"a", b"0", b""), True),
+        (header(b"a", b"\0", b"ustar\x0000"), True),
+        (header(b"a/", b"0", b"ustar\x0000"), True),
+    ],
+    ids=["posix", "gnu", "gnu with a prefix", "old", "old type", "a file like a folder"],
+)
+def test_an_archive_is_of_a_form_that_every_program_reads_alike(member: bytes, blocks: bool, tmp_path: Path) -> None:
+    policy = made(tmp_path)
+    assert len(member) == 512
+    (tmp_path / "project" / "a.tar").write_bytes(member + b"\0" * 1024)
+    assert policy.judge_command("mkdir n && tar xf a.tar -C n").blocks is blocks
+
+
+def test_an_archive_is_what_its_program_unpacks(tmp_path: Path) -> None:
+    policy = made(tmp_path)
+    folder = tmp_path / "project"
+    with zipfile.ZipFile(folder / "a.zip", "w") as packed:
+        packed.writestr("a", "")
+    assert not policy.judge_command("mkdir n && unzip -q a.zip -d n").blocks
+    for text in ("tar xf a.zip -C n", "tar xzf a.zip -C n", "tar --zstd -xf a.zip -C n"):
+        assert policy.judge_command(f"mkdir n && {text}").blocks
+    with zipfile.ZipFile(folder / "a.zip", "w") as packed:
+        entry = zipfile.ZipInfo("a")
+        entry.extra = b"up\x06\0\x01\0\0\0\0l"
+        packed.writestr(entry, "")
+    assert policy.judge_command("mkdir n && unzip -q a.zip -d n").blocks, "it has a second name"
+
+
 def test_a_hard_link_in_an_archive_names_no_secret(tmp_path: Path) -> None:
     policy = made(tmp_path)
     for name, blocks in (("a.txt", False), (".env", True)):
