@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import signal
 import sys
@@ -106,7 +105,6 @@ def serve(
             model = _engine(settings, training)
         signal.signal(signal.SIGTERM, lambda _number, _frame: stopped.set())  # until here it ends the process at once
         server = opened.enter_context(_serving(settings, model, keys))
-        gc.freeze()  # what is loaded by now lives as long as the process: no collection looks through it again
         _write_address(server, model, settings, keys if show_admin_key else None, as_json=as_json)
         stopped.wait()
 

@@ -311,6 +311,14 @@ def test_an_archive_is_of_a_form_that_every_program_reads_alike(member: bytes, b
     assert policy.judge_command("mkdir n && tar xf a.tar -C n").blocks is blocks
 
 
+def test_an_archive_is_not_changed_under_another_of_its_names(tmp_path: Path) -> None:
+    policy = made(tmp_path)
+    (tmp_path / "project" / "a.tar").write_bytes(header(b"a", b"0", b"ustar\x0000") + b"\0" * 1024)
+    (tmp_path / "project" / "h").hardlink_to(tmp_path / "project" / "a.tar")
+    assert policy.judge_command("cp b.tar h && mkdir n && tar xf a.tar -C n").blocks
+    assert not policy.judge_command("cp b.tar g && mkdir n && tar xf a.tar -C n").blocks
+
+
 def test_an_archive_is_what_its_program_unpacks(tmp_path: Path) -> None:
     policy = made(tmp_path)
     folder = tmp_path / "project"

@@ -365,7 +365,18 @@ def _shows(path: str, name: str) -> ShellRefusal:
 def _changes(written: Collection[str], path: str) -> bool:
     """Returns whether one of the paths that are written, wildcards among them, may be a file or hold it."""
     real = os.path.realpath(path)
-    return any(_holds(other, real) or (is_wild(other) and may_be(other, real)) for other in written)
+    return any(
+        _holds(other, real) or (is_wild(other) and may_be(other, real)) or _is_same_file(other, real)
+        for other in written
+    )
+
+
+def _is_same_file(path: str, other: str) -> bool:
+    """Returns whether two names are of one file, as hard links are."""
+    try:
+        return os.path.samefile(path, other)
+    except OSError:
+        return False
 
 
 def _stays_in(folder: str, path: str) -> bool:
