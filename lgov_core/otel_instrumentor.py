@@ -34,7 +34,7 @@ class LgovInstrumentor:
             if governance.policy is None or self._process is not None:
                 return
             self._process = GovernedProcess(governance, _refuse)
-            enter_scope(RolloutScope(new_id("rol"), 1)).__enter__()  # for as long as the process lives
+            enter_scope(RolloutScope(new_id("rol"), of_process=True)).__enter__()  # for as long as the process lives
             carry_into_threads()
             self._process.guard.install()
             atexit.register(self._process.close)

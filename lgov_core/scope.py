@@ -22,13 +22,17 @@ from lgov_core.errors import ScopeError
 
 @dataclass(frozen=True, slots=True)
 class RolloutScope:
-    """The rollout, attempt (from 1) and session that the running code belongs to; ``mode`` is as `Rollout.mode`."""
+    """The rollout, attempt (from 1) and session that the running code belongs to; ``mode`` is as `Rollout.mode`.
+
+    ``of_process``: the rollout is a process as a whole, begun by what started it and not by the program.
+    """
 
     rollout_id: str
     attempt: int = 1
     session_id: str | None = None
     task_id: str | None = None
     mode: str | None = None
+    of_process: bool = False
 
     def __post_init__(self) -> None:
         if not self.rollout_id or any(c in self.rollout_id for c in "/\r\n\0"):

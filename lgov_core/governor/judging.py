@@ -246,7 +246,8 @@ def _ask_and_wait(rule: Rule, action: Action, threads: Threads | None) -> Flow[D
             return _in_its_name(rule, (yield from judge_set(rule.members(), action, threads)))
         assert threads is not None
         action = _own_copy(rule, action)
-        answer: Any = rule.policy.judge(action) if rule.in_place else (yield from threads.call(rule, action))
+        in_place = rule.in_place or action.point in rule.listens_at
+        answer: Any = rule.policy.judge(action) if in_place else (yield from threads.call(rule, action))
         if rule.standalone and not isinstance(answer, Decision) and inspect.isawaitable(answer):
             answer = yield from threads.result_of(rule, answer)
         return _in_its_name(rule, checked(answer))
@@ -256,7 +257,7 @@ def _ask_and_wait(rule: Rule, action: Action, threads: Threads | None) -> Flow[D
 
 def _own_copy(rule: Rule, action: Action) -> Action:
     """The action for a policy that does not promise bounded cost: it cannot change what the others judge."""
-    if rule.bounded:
+    if rule.bounded or action.point in rule.listens_at:
         return action
     return action.changed(arguments=private_copy(action.arguments), context=private_copy(action.context))
 

@@ -155,10 +155,13 @@ class KnownText:
 
 
 class ConversationTexts:
-    """The texts of one conversation. ``lost``: some were forgotten, and nobody knows what was in them."""
+    """The texts of one conversation. ``lost``: some were forgotten, and nobody knows what was in them.
+
+    ``request`` is what the user wrote last.
+    """
 
     def __init__(self, key: _Key, *, lost: bool) -> None:
-        self.key, self.lost = key, lost
+        self.key, self.lost, self.request = key, lost, ""
         self.user_texts: dict[Any, KnownText] = {}
         self.results: dict[Any, KnownText] = {}
         #: The results by what they are looked up by.
@@ -233,15 +236,27 @@ class Conversations:
         keys = _own_keys(action)
         keys = keys or _keys(action, keys)
         own = [KnownText.of_user(text) for text in user_texts_of(action)]
-        conversations = [each for each in map(self._conversations.get, keys) if each is not None]
+        conversations = self._known(keys)
         user_texts = [*own, *dict.fromkeys([text for each in conversations for text in each.user_texts.values()])]
         lost = not (keys or own) or any([each.lost for each in conversations]) or any(map(self._forgotten.get, keys))
         return KnownTexts(user_texts, conversations, lost)
 
     def note_said(self, action: Action, texts: Iterable[str], origin: str = "user") -> None:
-        """Remembers what the user or the developer wrote."""
+        """Remembers what the user or the developer wrote, the last text last."""
         for text in texts:
             self._note(action, (origin, hash(text)), lambda _, text=text: KnownText.of_user(text, origin))
+            with self.lock:
+                for conversation in self._known(_keys(action, _own_keys(action))) if origin == "user" else ():
+                    conversation.request = text
+
+    def request_of(self, action: Action) -> str:
+        """The last text of the user before a call, in its run where that is known; empty where nothing is known."""
+        if own := user_texts_of(action):
+            return own[-1]
+        keys = _own_keys(action)
+        keys = sorted(keys or _keys(action, keys), key=lambda key: key[0] != "run")
+        with self.lock:
+            return next((each.request for each in self._known(keys) if each.request), "")
 
     def note_result(
         self, action: Action, text: str, used: Sequence[UsedValue], is_trusted: Callable[[KnownText], bool]
@@ -268,6 +283,9 @@ class Conversations:
                 each.add(mark, text)
             while not text.is_users and sum(each.size for each in self._conversations.values()) > MAX_ALL:
                 self._forget(self._conversations.values()[0])
+
+    def _known(self, keys: Iterable[_Key]) -> list[ConversationTexts]:
+        return [each for each in map(self._conversations.get, keys) if each is not None]
 
     def _conversation(self, key: _Key) -> ConversationTexts:
         """The conversation of a key, as the one used last."""

@@ -422,7 +422,7 @@ class _Asks(ApprovalPolicy):
 
     def __init__(self, flow: FlowPolicy, options: FlowOptions) -> None:
         super().__init__(store=options.store, wait_s=options.wait_s, name=options.name)
-        self._flow = flow
+        self._flow, self._texts = flow, flow._texts
 
     def _inquiry(self, action: Action) -> Inquiry:
         inquiry, reason = super()._inquiry(action), self._flow.verdict(action)[0].reason

@@ -123,7 +123,9 @@ class GovernedRun:
         self.invocation = invocation
         self.options = replace(options, governance=governance)
         self.scope = RolloutScope(
-            options.rollout_id or new_id("rol"), 1, task_id=options.task_id or Path(invocation.target).name
+            options.rollout_id or new_id("rol"),
+            task_id=options.task_id or Path(invocation.target).name,
+            of_process=True,
         )
         # Absolute: the program may go to another folder.
         self.folder = invocation.folder

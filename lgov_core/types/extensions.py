@@ -20,7 +20,7 @@ class Policy(Protocol):
 
     More attributes are optional. ``default_points`` are the points at which a rule that names none asks the policy; a
     policy without them is asked at every point. ``listens_at`` are those at which it only takes note of what it is shown: there
-    neither the tools and agents nor the condition of its rule count.
+    it is called in place, bounded or not, and neither the tools and agents nor the condition of its rule count.
     ``reads_replies`` (False) says that it is asked about replies and outputs for another reason than their text, or not at
     all: without it a streamed text reaches its reader only after its decision.
     ``observe(event)`` makes it an `ObservingPolicy`. ``continue_from(previous)`` takes over what ``previous``, the policy of

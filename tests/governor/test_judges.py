@@ -650,6 +650,22 @@ def test_a_policy_takes_note_at_its_points_of_what_its_rule_does_not_cover() -> 
     assert noted == [("post_tool_call", "run_sql")]
 
 
+def test_a_policy_that_may_wait_takes_note_in_the_thread_of_the_caller() -> None:
+    class Notes(BoundedPolicy):
+        name, bounded, permits = "notes", False, True
+        default_points, listens_at = (Point.PRE_TOOL_CALL, Point.INPUT), (Point.INPUT,)
+
+        def judge(self, action: Action) -> Decision | None:
+            in_place[action.point] = threading.current_thread() is threading.main_thread()
+            return ALLOW if action.point is Point.PRE_TOOL_CALL else None
+
+    in_place: dict[Point, bool] = {}
+    subject = Governor(PolicySet([Notes()]))
+    for point in (Point.PRE_TOOL_CALL, Point.INPUT):
+        assert not subject.decide(call(n=0).changed(point=point)).blocks
+    assert in_place == {Point.PRE_TOOL_CALL: False, Point.INPUT: True}
+
+
 async def test_a_coroutine_of_a_plugin_runs_on_the_loop_of_an_asynchronous_caller() -> None:
     class OnLoop:
         @hookimpl

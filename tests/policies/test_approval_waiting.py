@@ -26,6 +26,7 @@ from lgov_core.governor.options import CARRIED, open_question
 from lgov_core.policies import ApprovalPolicy, ApprovalRequest, ApprovalRequests, PolicySet
 from lgov_core.policies.approvals import notices
 from lgov_core.reward import AirPlugin
+from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.types import Effect, ToolOutcome
 
 
@@ -161,10 +162,12 @@ def test_a_file_of_a_format_before_is_brought_up_to_date(tmp_path: Path, version
 
 def test_what_one_run_asked_for_the_next_run_may_do(tmp_path: Path) -> None:
     path = tmp_path / "approvals.db"
-    ApprovalPolicy(store=path).judge(pay(rollout_id="ro_1"))
+    with enter_scope(RolloutScope("ro_1", of_process=True)):
+        ApprovalPolicy(store=path).judge(pay(rollout_id="ro_1"))
     requests = ApprovalRequests(path)
     requests.approve(requests.pending()[0].request_id, by="Eve")
-    decision = ApprovalPolicy(store=path).judge(pay(rollout_id="ro_2"))
+    with enter_scope(RolloutScope("ro_2", of_process=True)):
+        decision = ApprovalPolicy(store=path).judge(pay(rollout_id="ro_2"))
     assert decision is not None
     assert decision.effect is Effect.ALLOW
 

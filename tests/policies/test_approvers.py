@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from approval_helpers import governor, only_pending, pay
@@ -22,9 +23,10 @@ from lgov_core.policies.approvals.requests import NotAllowedToAnswer
 from lgov_core.types import Effect
 
 
-def four_eyes(path: Path) -> tuple[ApprovalPolicy, dict[str, str]]:
+def four_eyes(path: Path, **options: Any) -> tuple[ApprovalPolicy, dict[str, str]]:
     """A rule that two of finance or Eve have to approve, and everyone's key."""
-    policy = ApprovalPolicy(store=path, approvers=2, by=["finance", "eve"], teams={"finance": ["ada", "bob"]})
+    teams = {"finance": ["ada", "bob"]}
+    policy = ApprovalPolicy(store=path, approvers=2, by=["finance", "eve"], teams=teams, **options)
     return policy, {name: policy.requests.add_approver(name) for name in ("ada", "bob", "eve", "tom")}
 
 
@@ -71,7 +73,7 @@ def test_nobody_else_is_the_second_person(tmp_path: Path, who: str, why: str) ->
 
 @pytest.mark.parametrize("requester", [{"context": {"user": "Ada"}}, {"session_id": "ada"}])
 def test_the_requester_cannot_approve(tmp_path: Path, requester: dict[str, object]) -> None:
-    policy, keys = four_eyes(tmp_path / "approvals.db")
+    policy, keys = four_eyes(tmp_path / "approvals.db", per="global")
     policy.judge(pay())
     policy.judge(pay(**requester))  # the same call, now also for Ada
     request = only_pending(policy)

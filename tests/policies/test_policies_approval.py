@@ -17,6 +17,7 @@ from lgov_core.policies import (
     ApprovalRequest,
     ApprovalRequests,
 )
+from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.types import Action, Decision, Effect, Point
 
 
@@ -80,6 +81,51 @@ def test_any_difference_is_another_request(store: Any, other: Action) -> None:
     same = policy.judge(pay(arguments={"amount": 10, "to": "Ann"}, call_id="another", operation_id="op_2", attempt=2))
     assert same is not None
     assert same.effect is Effect.ALLOW, "the order of the arguments and the ids of the call are no difference"
+
+
+MACHINE = RolloutScope("ro_1", of_process=True)
+ANN = {"context": {"user": "ann"}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "scope", "other", "serves"),
+    [
+        ({"rollout_id": "ro_1"}, None, {"rollout_id": "ro_2"}, False),
+        ({"rollout_id": "ro_1"}, None, {"rollout_id": "ro_1", "attempt": 2}, True),
+        ({"rollout_id": "ro_1"}, None, {"rollout_id": None}, False),
+        ({"rollout_id": None}, None, {"rollout_id": None}, True),
+        ({"session_id": "ann"}, None, {"session_id": "ann", "rollout_id": "ro_2"}, True),
+        ({"session_id": "ann"}, None, {"session_id": "ben"}, False),
+        ({"session_id": "ann"}, None, ANN, False),
+        ({"session_id": "ann"}, None, {"rollout_id": "ann"}, False),
+        ({"rollout_id": "ro_1"}, RolloutScope("ro_1"), {"rollout_id": None}, False),
+        (ANN, None, {**ANN, "session_id": "s", "rollout_id": "ro_2"}, True),
+        (ANN, None, {"context": {"user": "ben"}}, False),
+        # A program that names nobody is run again: its rollout is the process, which no user has.
+        ({"rollout_id": "ro_1"}, MACHINE, {"rollout_id": None}, True),
+        ({"rollout_id": "ro_1", "session_id": "ann"}, MACHINE, {"session_id": "ben"}, False),
+        ({"rollout_id": "ro_2"}, MACHINE, {"rollout_id": None}, False),
+    ],
+)
+def test_an_approval_serves_the_one_for_whom_it_was_asked(
+    store: Any, asked: dict[str, Any], scope: Any, other: dict[str, Any], serves: bool
+) -> None:
+    policy = ApprovalPolicy(store=store)
+    with enter_scope(scope):
+        policy.judge(pay(**asked))
+    policy.approve(only_pending(policy).request_id, by="Eve")
+    decision = policy.judge(pay(**other))
+    assert decision is not None
+    assert decision.effect is (Effect.ALLOW if serves else Effect.ESCALATE)
+
+
+def test_only_a_global_rule_lets_one_users_approval_serve_another(store: Any) -> None:
+    policy = ApprovalPolicy(store=store, per="global")
+    policy.judge(pay(**ANN))
+    policy.approve(only_pending(policy).request_id, by="Eve")
+    decision = policy.judge(pay(context={"user": "ben"}, session_id="s", rollout_id="ro_2"))
+    assert decision is not None
+    assert decision.effect is Effect.ALLOW
 
 
 def test_a_rejection_is_told_with_its_reason_and_holds(store: Any) -> None:

@@ -28,8 +28,10 @@ from lgov_core.places import DEFAULT_APPROVALS
 from lgov_core.policies.approvals.notices import Notice, answer_command
 from lgov_core.policies.approvals.requests import ApprovalRequest, ApprovalRequests, Inquiry, OpenQuestion
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.budgets.counting import NOT_MADE, Judgements, Per, count_key, decided, now_of
+from lgov_core.policies.budgets.counting import COMMON, NOT_MADE, Judgements, Per, count_key, decided, now_of
+from lgov_core.policies.conversation import Conversations, user_texts_of
 from lgov_core.policies.options import Count, PolicyOptions, Positive, Text, Texts, takes
+from lgov_core.scope import current_scope
 from lgov_core.types import Action, Decision, Effect, Point, Severity, ToolOutcome, new_id
 
 #: Is asked about one call, and answers True or False; anything else is no.
@@ -37,6 +39,8 @@ Approver = Callable[[ApprovalRequest], bool | Awaitable[bool]]
 
 #: How often a call that waits looks for the answer, in seconds.
 _LOOKS_EVERY_S = 0.25
+#: Conversations whose last request is remembered.
+_CONVERSATIONS = 1_000
 #: Characters of the user's request, and of what is asked, that a person is shown.
 _SHOWN = 2_000
 
@@ -65,7 +69,7 @@ class ApprovalOptions(PolicyOptions, frozen=True):
     timeout_s: Positive = 300.0
     expires_s: Positive = 3600.0
     wait_s: Annotated[float, Meta(ge=0, le=1e15, description="a number, 0 or more")] = 0.0
-    per: Per = "global"
+    per: Literal["requester", Per] = "requester"
     command: Texts = ()
     webhook: Annotated[str, Meta(pattern="^https?:", description="an address that begins with https://")] | None = None
     store: ApprovalRequests | str | os.PathLike[str] | None = None
@@ -83,9 +87,10 @@ class ApprovalPolicy(BoundedPolicy):
     """Lets a tool be called only after a person or a callback has approved exactly that call.
 
     ``tools`` are globs for the tools that need an approval. An approval is for one call of this tool, with these arguments,
-    by this agent, and lapses after ``expires_s`` seconds; ``per`` binds it to the rollout, session, attempt or agent too.
-    With ``global``, the default, a program that is run again can use what was approved after its last run. A change of this
-    rule's name or options makes every call a new request.
+    by this agent, and lapses after ``expires_s`` seconds. It serves the ``requester`` for whom it was asked: the ``user`` of
+    the action's context, else the session, else the rollout that the program entered; a program that names none of them can
+    use it when it is run again. ``per`` binds it to something else; only with ``global`` can one user's approval serve
+    another. A change of this rule's name or options makes every call a new request.
 
     Without ``approver`` the call escalates: it does not run, and the model reads the id of the request. The request waits
     in ``pending()`` until ``approve`` or ``reject`` answers it; with ``store`` (a path, or `ApprovalRequests`) also from
@@ -117,6 +122,8 @@ class ApprovalPolicy(BoundedPolicy):
     """
 
     permits = True
+    listens_at: ClassVar[tuple[Point, ...]] = (Point.PRE_MODEL_CALL,)
+    default_points: ClassVar[tuple[Point, ...]] = (*listens_at, Point.PRE_TOOL_CALL)
     #: Sets and governors ask it after all others.
     deferred: ClassVar[bool] = True
     bounded = False  # a callback is waited for, and so is a file
@@ -148,13 +155,16 @@ class ApprovalPolicy(BoundedPolicy):
             raise PolicyError(f"{self.name}: approvers is {options.approvers}, and by names fewer people")
         answered = [[options.approvers, list(self._answered_by.by)]] if self._answered_by.needs_key else []
         self._settings = fingerprint([self.name, self.per, self.expires_s, list(self.tools), *answered])
-        self._judgements = Judgements()
-        self._used = Judgements()
+        self._judgements, self._used = Judgements(), Judgements()
+        #: What users wrote, for the person who is asked.
+        self._texts = Conversations(_CONVERSATIONS)
 
     # ------------------------------------------------------------------ judging
 
     def judge(self, action: Action) -> Decision | None:
         """An allow for an approved call, else a deny or an escalate; None for what needs no approval."""
+        if action.point is Point.PRE_MODEL_CALL:
+            self._texts.note_said(action, user_texts_of(action)[-1:])
         if action.point is not Point.PRE_TOOL_CALL or not matches_any(action.name, self.tools):
             return None
         if action.context.get(SHADOW):  # nothing comes of this judgement
@@ -192,19 +202,18 @@ class ApprovalPolicy(BoundedPolicy):
             "name": action.name,
             "agent": action.agent,
             "arguments": action.arguments,
-            "scope": {self.per: count_key(action, self.per)},
+            "scope": {self.per: _requester(action) if self.per == "requester" else count_key(action, self.per)},
         }
 
     def _inquiry(self, action: Action) -> Inquiry:
         """The circumstances of the call, for the person who is asked about it."""
-        user_text, user = action.context.get("user_text"), action.context.get("user")
-        texts = [user_text] if isinstance(user_text, str) else user_text if isinstance(user_text, list) else ()
+        user = action.context.get("user")
         names = {name: str(value) for name, value in action.arguments.items()}
         usual = f"{action.agent or 'The agent'} asks to run {action.name}."
         return replace(
             self._answered_by,
             question=Template(self._question).safe_substitute(names)[:_SHOWN] if self._question else usual,
-            user_text=str(texts[-1])[:_SHOWN] if texts else "",
+            user_text=self._texts.request_of(action)[:_SHOWN],
             requesters=tuple(name for name in (user, action.session_id, _os_user()) if isinstance(name, str) and name),
             carried=str(action.context[CARRIED]) if self._is_carried(action) else "",
         )
@@ -324,12 +333,14 @@ class ApprovalPolicy(BoundedPolicy):
             self.requests.withdraw(inquiry.request.request_id)
 
     def continue_from(self, previous: object) -> None:
-        """Goes on with the requests of ``previous``, the policy that this one replaces, when they are in memory.
+        """Goes on with what users wrote to ``previous``, the policy that this one replaces, and its requests in memory.
 
         Approvals hold on only if name and settings are the same.
         """
-        if isinstance(previous, ApprovalPolicy) and previous.requests.path is None and self.requests.path is None:
-            self.requests = previous.requests
+        if isinstance(previous, ApprovalPolicy):
+            self._texts = previous._texts
+            if previous.requests.path is None and self.requests.path is None:
+                self.requests = previous.requests
 
     # ------------------------------------------------------------------ for people
 
@@ -360,6 +371,17 @@ def _requests(options: ApprovalOptions) -> ApprovalRequests:
             ) from error
     notice = Notice.of(options.name, options.command, options.webhook, path)
     return ApprovalRequests(path, clock=options.clock, notices=(notice,))
+
+
+def _requester(action: Action) -> str:
+    """The user, session, or rollout that the program entered, for whom a call is made; empty where it names none."""
+    user, scope = action.context.get("user"), current_scope()
+    if isinstance(user, str) and user:
+        return f"user {user}"
+    of_process = scope is not None and scope.of_process and scope.rollout_id == action.rollout_id
+    kind = "session" if action.session_id else "rollout"
+    key = COMMON if kind == "rollout" and of_process else count_key(action, kind)
+    return key and f"{kind} {key}"
 
 
 def _os_user() -> str:
