@@ -215,6 +215,13 @@ def load_agent(name: str) -> Any:
     return agent
 
 
+def agent_file(name: str) -> Path | None:
+    """The Python file that `load_agent` loaded the agent of that name from; None for an agent of no such file."""
+    where = name.rpartition(":")[0]
+    file = getattr(sys.modules.get(FILE_MODULE if where.endswith(".py") else where), "__file__", None)
+    return Path(file) if file is not None and file.endswith(".py") else None
+
+
 def _of_name(where: str) -> Any:
     here = str(Path.cwd())
     if here not in sys.path:

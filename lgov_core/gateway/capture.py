@@ -201,8 +201,9 @@ class Capture:
         if completion.more:  # a body with all choices in each of their rows would grow with the square of them
             in_order = sorted(response["choices"], key=lambda written: written.get("index") or 0)
             response = {**response, "choices": [in_order[number]]}
-        if received.left_out:
-            response = {**response, "lgov": {**(response.get("lgov") or {}), "left_out": list(received.left_out)}}
+        for name, values in (("left_out", received.left_out), ("forced", choice.forced)):
+            if values:
+                response = {**response, "lgov": {**(response.get("lgov") or {}), name: list(values)}}
         version = self._admission.weights_version if choice.weights_version is None else choice.weights_version
         return CapturedCall(
             response_id=completion.response_id,

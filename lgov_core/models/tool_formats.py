@@ -155,6 +155,8 @@ class ToolFormat:
 
     #: Between the system message of the conversation and the description of the tools.
     _separator: ClassVar = "\n\n"
+    #: A pattern of what stands behind the arguments of a call up to its end.
+    _closing: ClassVar = ""
 
     def describe(self, tools: Sequence[Tool]) -> str:
         """The tools as text for the system prompt; "" when there are none."""
@@ -170,6 +172,12 @@ class ToolFormat:
         ``parse(render_call(name, arguments, tools), tools)`` gives back that call.
         """
         raise NotImplementedError
+
+    def is_whole(self, text: str, tools: Sequence[Tool] = ()) -> bool:
+        """Returns whether ``text`` ends where a call ends, by its own syntax: then no limit has cut that call."""
+        calls = self.parse(text, tools).calls
+        arguments = calls[-1].arguments_text if calls else ""
+        return json_object(arguments) is not None and bool(re.search(f"{re.escape(arguments)}{self._closing}\\Z", text))
 
     def render_messages(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), spelling: Spelling = _AS_IT_IS
@@ -232,6 +240,8 @@ class ToolFormat:
 
 class _Hermes(ToolFormat):
     """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, several allowed, text around them is content."""
+
+    _closing = r"\s*\}\s*</tool_call>"
 
     def describe(self, tools: Sequence[Tool]) -> str:
         if not tools:
@@ -402,6 +412,8 @@ def _placeholder(name: str, schema: Mapping[str, Any]) -> Any:
 
 class _Json(ToolFormat):
     """The whole reply is one JSON object with ``name`` and ``arguments`` (or ``parameters``), or a list of them."""
+
+    _closing = r"\s*\}\s*\]?"
 
     def describe(self, tools: Sequence[Tool]) -> str:
         if not tools:

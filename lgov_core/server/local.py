@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from lgov_core.client import Client, TrainResult
 from lgov_core.client.attempts import Agent, AgentRunner
-from lgov_core.client.tasks import load_agent, read_tasks
+from lgov_core.client.tasks import agent_file, load_agent, read_tasks
 from lgov_core.client.wire import Assignment, Report
 from lgov_core.client.workers import ThreadWorkers
 from lgov_core.errors import counted
@@ -138,7 +138,7 @@ def run_local(job: TrainingJob) -> Mapping[str, Any]:
     job.say(f"loading {settings.model.name or 'the model'}; everything goes to {job.folder}")
     server: TrainingServer | None = None
     try:
-        options = ServerOptions(store=job.traces, mounted=job.mounted, extends=True)
+        options = ServerOptions(store=job.traces, mounted=job.mounted, extends=True, agent=agent_file(name))
         with serving(settings, job.folder, options=options, resume=job.resume) as server:
             if server.is_complete:
                 job.say(f"nothing left to do: {server.updates} of {counted(server.updates, 'update')}")

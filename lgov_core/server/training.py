@@ -70,7 +70,7 @@ class ServerOptions:
     ``store`` is a trace store (default: ``store.sqlite`` in the folder). ``keys`` must be required on an address that other
     machines can reach. ``gpus`` as in `lgov_core.server.recipe.device_for`. ``mounted`` is served beside the endpoint.
     ``allowed_hosts`` as in `Limits`. With ``extends`` a resumed run is continued to the number of updates that the settings
-    ask for now.
+    ask for now. ``agent`` is the file of the agent, where it is known: a resumed run must find it unchanged.
     """
 
     host: str = "127.0.0.1"
@@ -81,6 +81,7 @@ class ServerOptions:
     mounted: MountedApp | None = None
     allowed_hosts: tuple[str, ...] = ()
     extends: bool = False
+    agent: Path | None = None
 
 
 class TrainingServer:
@@ -160,6 +161,8 @@ class TrainingServer:
         learns["algorithm"] = algorithm_name(training.algorithm)
         if training.algorithm_options or training.sampler:  # of callbacks alone nothing depends
             learns["plugins"] = self._plugins()
+        if (agent := self.options.agent) is not None:
+            learns["agent"] = {agent.name: file_sha256(agent)}
         opened.enter_context(only_trainer(self._place))
         self.store: RolloutQueue = opened.enter_context(contextlib.closing(open_store(self._place)))
         model = load(settings, device)

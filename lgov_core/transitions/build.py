@@ -174,7 +174,7 @@ class _Work:
                 agent=call.agent,
                 prompt_ids=call.prompt_ids or (),
                 response_ids=call.response_ids or (),
-                response_mask=(1,) * len(call.response_ids or ()),
+                response_mask=_mask(call),
                 logprobs=call.logprobs,
                 temperature=call.temperature,
                 finish_reason=call.finish_reason,
@@ -264,6 +264,13 @@ class _Work:
         if call.finish_reason in CUT_OFF:
             diagnostics.append(Diagnostic(DataFinding.TRUNCATED_REPLY, call.response_id))
         return True
+
+
+def _mask(call: CapturedCall) -> tuple[int, ...]:
+    """1 for each token that the model chose. One that a demanded form decided was not drawn from what is trained."""
+    about = call.response.get("lgov")
+    forced = set(about.get("forced") or ()) if isinstance(about, Mapping) else ()
+    return tuple(int(place not in forced) for place in range(len(call.response_ids or ())))
 
 
 #: Where a reward goes that names a call without a transition: one that cannot be trained on, or was not selected.

@@ -225,13 +225,13 @@ class Transition:
     """One model call as training data.
 
     ``prompt_ids`` (int, length P) and ``response_ids`` (int, length R) are the exact tokens; ``response_mask`` (length R) is
-    1 where the model chose the token and may be trained on it. ``logprobs`` (length R) are the behaviour
-    log-probabilities at the temperature sampled, None where they were not recorded. ``weights_version`` is None where
-    unknown, and ``outcome`` where the end of the attempt was not recorded. ``rewards`` maps a dimension to what this turn
-    earned. Until credit is assigned ``value_to_go``, ``credit`` and ``advantages`` are None; then ``value_to_go`` is the
-    return that the scheme gives this turn, ``credit`` the advantage of the turn as one number, ``advantages`` (length R)
-    that of each response token, and ``loss_weight`` multiplies this transition's summed token loss: the weights of one
-    rollout's tokens do not change when the rollout is split into more transitions.
+    1 where the model chose the token and may be trained on it; 0 where a demanded form (a grammar) decided it. ``logprobs``
+    (length R) are the behaviour log-probabilities at the temperature sampled, None where they were not recorded.
+    ``weights_version`` is None where unknown, and ``outcome`` where the end of the attempt was not recorded. ``rewards``
+    maps a dimension to what this turn earned. Until credit is assigned ``value_to_go``, ``credit`` and ``advantages`` are
+    None; then ``value_to_go`` is the return that the scheme gives this turn, ``credit`` the advantage of the turn as one
+    number, ``advantages`` (length R) that of each response token, and ``loss_weight`` multiplies this transition's summed
+    token loss: the weights of one rollout's tokens do not change when the rollout is split into more transitions.
 
     ``turn`` counts the transitions of one attempt in its `TransitionSet`, from 0, in the order in which the calls began.
     A call is identified by ``response_id`` and ``choice`` (from 0, for replies of several choices). ``tool_call_ids`` are

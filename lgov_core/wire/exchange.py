@@ -59,7 +59,8 @@ class Completion:
     stop text that ended the reply, where that is known. ``raw`` is an upstream's own JSON body.
 
     A reply of several choices is its first one; ``more`` holds the others, each without ``more`` and ``raw``.
-    ``unreadable`` says why the calls of this choice cannot be read for certain: a gate refuses the reply.
+    ``unreadable`` says why the calls of this choice cannot be read for certain: a gate refuses the reply. ``forced`` are the
+    places in ``response_ids`` of tokens that a form decided which the request demands, not the model.
     """
 
     response_id: str
@@ -78,6 +79,7 @@ class Completion:
     matched_stop: str | None = None
     more: tuple[Completion, ...] = ()
     unreadable: str | None = None
+    forced: tuple[int, ...] = ()
 
     @property
     def choices(self) -> tuple[Completion, ...]:

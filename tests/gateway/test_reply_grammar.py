@@ -148,6 +148,22 @@ async def test_a_demanded_call_is_a_call_that_fits(tool_format: str, alone: bool
         assert completion.finish_reason != "length" or not completion.tool_calls
 
 
+@pytest.mark.parametrize("tool_format", ["hermes", "json"])
+async def test_a_call_that_ends_exactly_at_the_limit_is_whole_and_one_token_earlier_it_is_not(tool_format: str) -> None:
+    base = build_tiny(CORPUS, seed=0, hidden=64, layers=2, heads=4, intermediate=96, max_positions=1024)
+    model = LanguageModel(base.module, base.tokenizer, "tiny", tool_format, base.eos_ids)
+    asked = held(1, tools=[SET], tool_choice="required", parallel_tool_calls=False)
+    async with running(model) as engine:
+        whole = await engine.chat(asked)
+        written = len(whole.response_ids or ()) - 1  # without the token that ends the turn
+        exact = await engine.chat(replace(asked, max_tokens=written))
+        cut = await engine.chat(replace(asked, max_tokens=written - 1))
+    assert exact.response_ids == (whole.response_ids or ())[:-1]
+    assert exact.finish_reason == "tool_calls"
+    assert [call.arguments for call in exact.tool_calls] == [call.arguments for call in whole.tool_calls]
+    assert (cut.finish_reason, cut.tool_calls) == ("length", ())
+
+
 async def test_a_model_that_writes_its_call_anyway_writes_it_as_ever(taught: LanguageModel) -> None:
     async with running(taught) as engine:
         free = await engine.chat(ask(tools=TOOLS, temperature=0.0))

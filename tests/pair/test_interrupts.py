@@ -168,6 +168,12 @@ def test_a_training_ended_by_sigterm_goes_on_to_its_end_and_further_and_no_furth
     session.train("--resume", "--steps", "2")
     assert session.ended() == 1
     assert "3 updates are made, and the settings ask for 2" in session.said
+    program = (session.folder / "agent.py").read_text()
+    (session.folder / "agent.py").write_text(f"{program}\n# it earns by another rule now\n")
+    session.train("--resume", "--steps", "4")
+    assert session.ended() == 1
+    assert "agent.py (agent) is not as it was when the run in run began" in session.said
+    (session.folder / "agent.py").write_text(program)
     (session.folder / "other.jsonl").write_text('{"question": "digits 1"}\n{"question": "digits 7"}\n')
     session.train("--resume", "--tasks", "other.jsonl")
     assert session.ended() == 1

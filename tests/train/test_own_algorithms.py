@@ -308,7 +308,7 @@ def test_a_resumed_run_makes_the_same_updates_and_refuses_another_algorithm(mode
         with pytest.raises(TrainError, match=rf"training\.{key} is .*, and the run in .* began with"):
             Trained(model, write(tmp_path / "part", changed), steps=6, resume=True)
     other_code = write(tmp_path / "part", text, f"{PROGRAM[0]}\n# another scheme")
-    with pytest.raises(TrainError, match=r"the plugin files .* are not as they were when the run in .* began"):
+    with pytest.raises(TrainError, match=r"my_algo\.py \(plugins\) is not as it was when the run in .* began"):
         Trained(model, other_code, steps=6, resume=True)
 
 

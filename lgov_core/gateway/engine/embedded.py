@@ -76,7 +76,7 @@ class EmbeddedEngine:
 
     A request for what it cannot do, such as an image, is refused (400). Replies in JSON (``response_format``) and demanded
     tool calls (``tool_choice``) are drawn within a grammar (`lgov_core.gateway.engine.reply_codec`); their
-    log-probabilities stay those of the whole distribution, as with ``top_p``.
+    log-probabilities stay those of the whole distribution, as with ``top_p``, and what the grammar decided is not trained on.
 
     One thread decodes up to ``max_batch`` calls together, which join and leave between two tokens; a call that finds
     nothing running waits 3 ms for others. Keys and values are kept, up to ``keep_bytes``, for prompts with the
@@ -90,7 +90,8 @@ class EmbeddedEngine:
     ``chat`` and ``stream`` belong to one event loop; `publish` and `pause` may be called from any thread and block. Other
     code may change the module's weights or run it in training mode only while the engine is paused.
 
-    A reply that was cut off at its token limit proposes no tool calls: half a call is never acted on.
+    A reply that was cut off at its token limit proposes no tool calls (half a call is never acted on), unless it ends
+    exactly where a call ends.
     """
 
     lacks = LACKS
@@ -193,7 +194,10 @@ class EmbeddedEngine:
         if fault := next((constraint.fault for constraint in constraints if constraint.fault), ""):
             raise EndpointError(f"the reply could not be held to its form: {fault}", status=500)
         written = zip(rows, versions, strict=True)
-        choices = [Generated(tuple(row.response_ids), tuple(row.logprobs), version) for row, version in written]
+        choices = [
+            Generated(tuple(row.response_ids), tuple(row.logprobs), version, tuple(row.forced))
+            for row, version in written
+        ]
         return codec.completion(request, prompt, choices)
 
     async def count_tokens(self, request: ChatRequest) -> int:

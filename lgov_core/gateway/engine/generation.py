@@ -9,6 +9,7 @@ Imports torch and transformers; import it only where they are needed. Nothing he
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from lgov_core.gateway.engine.reply_codec import GrammarConstraint
 
 
+#: A constraint decides a token where it leaves less of the model's probability than this.
+_OWN = 0.9
 #: A uniform number is kept this far below 1, so that the last token of the distribution is not overshot.
 _ALMOST_ONE = 1.0 - 2.0**-40
 
@@ -34,7 +37,8 @@ class Row:
 
     ``uniforms`` (float64 [max_new_tokens], in [0, 1)) decides its draws, so that its tokens do not depend on what
     else is in the batch. ``policy`` names the adapter that writes it, "" for the model itself. ``finish`` is "" until it
-    is stop or length. ``abandoned`` may be set by any thread: its result is no longer needed.
+    is stop or length. ``forced`` are the places of tokens that the constraint decided rather than the model. ``abandoned``
+    may be set by any thread: its result is no longer needed.
     """
 
     prompt_ids: tuple[int, ...]
@@ -47,6 +51,7 @@ class Row:
     constraint: GrammarConstraint | None = None
     response_ids: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
+    forced: list[int] = field(default_factory=list[int])
     finish: str = ""
     abandoned: bool = False
 
@@ -66,19 +71,22 @@ def draw(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch
     """One token a row: ids int64 [rows] and log-probabilities float32 [rows] at the row's temperature.
 
     ``logits`` is float32 [rows, vocabulary]. Temperature 0 takes the likeliest token and reports its log-probability at
-    temperature 1. ``top_p`` and a constraint narrow the choice; the log-probability stays that of the whole distribution.
+    temperature 1. ``top_p`` and a constraint narrow the choice; the log-probability stays that of the whole distribution, and
+    a token that a constraint decided is noted in its row (``forced``).
     """
     device = logits.device
     warmth = torch.tensor([row.temperature or 1.0 for row in rows], device=device)
     logprobs = torch.log_softmax(logits / warmth[:, None], dim=-1)
     greedy = torch.tensor([row.temperature == 0.0 for row in rows], device=device)
-    held = [(index, row.constraint) for index, row in enumerate(rows) if row.constraint is not None]
+    held = [(index, row, row.constraint) for index, row in enumerate(rows) if row.constraint is not None]
     allowed = logprobs.clone() if held else logprobs
-    for index, constraint in held:
+    for index, row, constraint in held:
         mask = constraint.allowed(logits.shape[-1]).to(device)
         # Shifted to the likeliest of those that are left: what the model finds improbable may be all there is.
-        row = allowed[index].masked_fill(~mask, float("-inf"))
-        allowed[index] = row - row.max()
+        left = allowed[index].masked_fill(~mask, float("-inf"))
+        allowed[index] = left - left.max()
+        if float(left.logsumexp(-1)) < math.log(_OWN):
+            row.forced.append(len(row.response_ids))
     ids = allowed.argmax(dim=-1)
     if not bool(greedy.all()):
         weights = allowed.double().exp_()

@@ -356,11 +356,15 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """Generated tokens: ``ids`` (int, at least one), their ``logprobs`` (the same length, or None) and weights version."""
+    """Generated tokens: ``ids`` (int, at least one), their ``logprobs`` (the same length, or None) and weights version.
+
+    ``forced`` are the places of tokens that a grammar decided.
+    """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
     weights_version: int | None
+    forced: tuple[int, ...] = ()
 
 
 class ReplyCodec:
@@ -408,7 +412,7 @@ class ReplyCodec:
         content: str | None = before_stop
         calls: tuple[ToolCall, ...] = ()
         # A reply that was cut off at its token limit proposes no tool calls: half a call is never acted on.
-        if request.tools and finish == "stop":
+        if request.tools and (finish == "stop" or self._model.format.is_whole(before_stop, request.tools)):
             parsed = self._model.format.parse(before_stop, request.tools)
             content = parsed.content
             # Where no form holds it to one call, as servers do: the program gets the first.
@@ -430,4 +434,5 @@ class ReplyCodec:
             prompt_tokens=len(prompt.ids),
             completion_tokens=len(ids),
             matched_stop=matched,
+            forced=generated.forced,
         )

@@ -119,8 +119,8 @@ _LOOKED_AT: Final = 4
 def reply_warnings(
     transitions: Sequence[Transition], calls_of: Callable[[list[str]], Iterable[CapturedCall]]
 ) -> dict[str, str]:
-    """Warnings about the replies of an update, by name: ``replies-truncated`` (as `lgov doctor` has it), ``replies-equal``,
-    ``no-tool-calls``.
+    """Warnings about the replies of an update, by name: ``replies-truncated`` (as `lgov doctor` has it), ``tokens-demanded``,
+    ``replies-equal``, ``no-tool-calls``.
 
     ``calls_of`` reads the calls of rollouts. It is asked only when no reply has a tool call, for whether tools were offered.
     """
@@ -129,6 +129,13 @@ def reply_warnings(
     if cut > _CUT_OFF * count:
         warnings["replies-truncated"] = (
             f"{cut} of {count} replies were cut off at the limit of tokens: raise model.max_new_tokens, or max_tokens"
+        )
+    tokens = sum(len(transition.response_mask) for transition in transitions)
+    demanded = tokens - sum(sum(transition.response_mask) for transition in transitions)
+    if demanded > tokens / 2:
+        warnings["tokens-demanded"] = (
+            f"{demanded} of {tokens} tokens were decided by the form that the calls demand (tool_choice, response_format), and"
+            " are not trained on: teach the form first, by lgov train --algorithm sft"
         )
     groups: dict[str, list[tuple[int, ...]]] = defaultdict(list)
     for transition in transitions:
