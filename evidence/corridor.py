@@ -1,7 +1,8 @@
 """A task that needs several turns, and an agent for it that knows nothing of lgov.
 
 A corridor has some rooms. In each hangs a sign, and one of four doors leads on: which one depends on the sign, by a rule
-that nobody tells the agent. The next sign is seen only in the next room. The agent has six turns.
+that nobody tells the agent. The next sign is seen only in the next room. The agent has six turns, or as
+many as a corridor says.
 
     open(door)   leads on, or says that the door is locked; either way it takes a turn
     look()       reads the sign again: harmless, always successful, and of no use
@@ -71,10 +72,11 @@ def draw_signs(chance: random.Random, split: str, rooms: int) -> tuple[str, ...]
 
 @dataclass
 class Corridor:
-    """Where a walk stands. ``rooms`` were left by their right door."""
+    """Where a walk of at most ``turns`` turns stands. ``rooms`` were left by their right door."""
 
     signs: tuple[str, ...]
     rooms: int = 0
+    turns: int = TURNS
 
     @property
     def out(self) -> bool:
@@ -103,7 +105,7 @@ Run = Callable[[str, str, str], Awaitable[str]]
 async def walk(corridor: Corridor, ask: Ask, run: Run) -> None:
     """The agent: asks, does what the reply says, tells what came of it; until it is out or has had its turns."""
     messages: list[dict[str, Any]] = [SYSTEM, {"role": "user", "content": corridor.view}]
-    for _ in range(TURNS):
+    for _ in range(corridor.turns):
         message = await ask(messages)
         messages.append(message)
         calls = message.get("tool_calls") or []
@@ -119,11 +121,11 @@ async def walk(corridor: Corridor, ask: Ask, run: Run) -> None:
             return
 
 
-def logged_walk(chance: random.Random, rooms: int) -> list[dict[str, Any]]:
+def logged_walk(chance: random.Random, rooms: int, turns: int = TURNS) -> list[dict[str, Any]]:
     """A walk as the log has it: a clumsy one, of somebody who knows half of the signs."""
     corridor = Corridor(draw_signs(chance, "train", rooms))
     messages: list[dict[str, Any]] = [SYSTEM, {"role": "user", "content": corridor.view}]
-    for _ in range(TURNS):
+    for _ in range(turns):
         tool, arguments = "look", {}
         if chance.random() >= LOOKS:
             sign = corridor.signs[corridor.rooms]

@@ -7,6 +7,7 @@ the same at the end. No order is claimed; an interval that holds 0 shows no diff
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,21 @@ def one(arm: str, seed: int, folder: Path, warmed: Path, quick: bool) -> dict[st
 def run(options: Options) -> dict[str, Any]:
     settings = walking.as_values(walks(options.quick))
     runs = run_all(options, list(ARMS), settings)
-    share = {arm: walking.shares(found, "rooms", settings["rooms"]) for arm, found in runs.items()}
-    steps = [point["step"] for point in runs["identical"][0]["curve"]]
+    return {
+        "settings": settings,
+        **compared(runs, settings["rooms"], PAIRS),
+        "seconds": {arm: [run["seconds"] for run in cells] for arm, cells in runs.items()},
+        "runs": runs,
+    }
+
+
+def compared(runs: dict[str, Any], rooms: int, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """The share of ``rooms`` passed, by arm: its curve, its mean after the first update, its end, and their differences."""
+    share = {arm: walking.shares(cells, "rooms", rooms) for arm, cells in runs.items()}
+    steps = [point["step"] for point in runs[pairs[0][0]][0]["curve"]]
     area = {arm: walking.after_the_first(values) for arm, values in share.items()}
     last = {arm: [seed[-1] for seed in values] for arm, values in share.items()}
     return {
-        "settings": settings,
         "steps": steps,
         "curves": {
             arm: [interval([seed[at] for seed in values]) for at in range(len(steps))] for arm, values in share.items()
@@ -77,10 +87,8 @@ def run(options: Options) -> dict[str, Any]:
                 "area_detectable": detectable(area[first], area[second]),
                 "end_detectable": detectable(last[first], last[second]),
             }
-            for first, second in PAIRS
+            for first, second in pairs
         ],
-        "seconds": {arm: [run["seconds"] for run in found] for arm, found in runs.items()},
-        "runs": runs,
     }
 
 
@@ -91,30 +99,20 @@ def tables(result: dict[str, Any]) -> str:
         ["credit", "rooms passed, mean after the first update", "at the end"],
         [[f"`{arm}`", shown(result["area"][arm]), shown(result["end"][arm])] for arm in result["curves"]],
     )
-    pairs = table(
-        [
-            "difference",
-            "mean after the first update",
-            "shows",
-            "could have been seen",
-            "at the end",
-            "shows",
-            "could have been seen",
-        ],
-        [
-            [
-                f"`{pair['first']}` - `{pair['second']}`",
-                shown(pair["area"], signed=True),
-                verdict(pair["area"]),
-                shown_detectable(pair["area_detectable"]),
-                shown(pair["end"], signed=True),
-                verdict(pair["end"]),
-                shown_detectable(pair["end_detectable"]),
-            ]
-            for pair in result["differences"]
-        ],
-    )
+    pairs = table(DIFFERENCE, [difference_row(pair) for pair in result["differences"]])
     return f"Before training: {shown(start)} of the rooms, the same model for all.\n\n{arms}\n\n{pairs}"
+
+
+_SEEN = ("shows", "could have been seen")
+DIFFERENCE = ("difference", "mean after the first update", *_SEEN, "at the end", *_SEEN)
+
+
+def difference_row(pair: dict[str, Any]) -> list[str]:
+    """A difference as a row of a table whose head is ``DIFFERENCE``."""
+    texts = [f"`{pair['first']}` - `{pair['second']}`"]
+    for when in ("area", "end"):
+        texts += [shown(pair[when], signed=True), verdict(pair[when]), shown_detectable(pair[f"{when}_detectable"])]
+    return texts
 
 
 def draw(result: dict[str, Any], path: Path) -> None:

@@ -26,7 +26,7 @@ from evidence import Options, run_all
 from lgov_core.air import AirRules
 from lgov_core.transitions import CreditRules
 
-SEEDS = 4
+SEEDS = 3
 ARMS = {
     "identical": Arm(CreditRules(scheme="identical")),
     "return_to_go": Arm(CreditRules(scheme="return_to_go")),
@@ -38,7 +38,7 @@ LENGTHS = {4: 3, 8: 6, 16: 12}
 
 
 def walks(quick: bool, turns: int) -> Walks:
-    sizes = credit.QUICK if quick else replace(credit.FULL, iterations=8, held_out=32, every=4)
+    sizes = credit.QUICK if quick else replace(credit.FULL, iterations=6, held_out=32, every=3)
     return replace(sizes, turns=turns, rooms=LENGTHS[turns])
 
 
@@ -60,7 +60,7 @@ def run(options: Options) -> dict[str, Any]:
             str(turns): compared({arm: runs[f"{turns}-{arm}"] for arm in ARMS}, rooms, PAIRS)
             for turns, rooms in LENGTHS.items()
         },
-        "seconds": {arm: [run["seconds"] for run in found] for arm, found in runs.items()},
+        "seconds": {arm: [run["seconds"] for run in cells] for arm, cells in runs.items()},
         "runs": runs,
     }
 

@@ -1,12 +1,11 @@
 """Measures what lgov claims, one claim a command, and writes down what came out.
 
-    python evidence/main.py governance|credit|air|defaults [--seeds N] [--quick]
+    python evidence/main.py governance|credit|air|horizon|defaults [--seeds N] [--quick]
     python evidence/main.py settings [--setting sql|retrieval|maths] [--seed N] [--model tiny|smollm2] [--quick] [--real]
     python evidence/main.py public [--setting legs|equations|paths] [--seed N] [--model tiny|smollm2] [--quick]
     python evidence/main.py page       # puts the committed results into evidence/results/README.md, docs/evidence/results.md
 
-Governance, credit, air and defaults are modules of this folder with `run`, `tables` and `draw`; settings and public are
-packages.
+Settings and public are packages; the others are modules of this folder with `run`, `tables` and `draw`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,8 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] in (["settings"], ["public"]):  # several at once, with options of their own
         return importlib.import_module(f"{arguments[0]}.piece").main(arguments[1:])
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("name", choices=["governance", "credit", "air", "defaults", "settings", "public", "page"])
+    names = ["governance", "credit", "air", "horizon", "defaults", "settings", "public", "page"]
+    parser.add_argument("name", choices=names)
     parser.add_argument("--seeds", type=int, default=None, help="how many (default: as many as the claim asks for)")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works; shows nothing")

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from corridor import POLICY, SIGNS, SYSTEM, TOOLS, Corridor, draw_signs, logged_walk, walk
+from corridor import POLICY, SIGNS, SYSTEM, TOOLS, TURNS, Corridor, draw_signs, logged_walk, walk
 
 from lgov_core import Client
 from lgov_core.air import AirPlugin, AirRules, RuleSet
@@ -55,6 +55,7 @@ class Walks:
     epochs: int = 4
     hidden: int = 64
     layers: int = 2
+    turns: int = TURNS
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Walker:
         self.governor.close()
 
     async def __call__(self, resource: Resource, task: Task) -> Report:
-        corridor = Corridor(tuple(task.signs))
+        corridor = Corridor(tuple(task.signs), turns=self.walks.turns)
         counts = {"turns": 0, "looks": 0, "locked": 0}
         rewards: list[Reward] = []
         headers = {
@@ -156,7 +157,7 @@ def warm_up(walks: Walks, seed: int, folder: Path) -> None:
     """Makes the model of a seed and warms it up on the log, so that it walks, clumsily. Every arm begins with it."""
     chance = random.Random(f"log/{seed}")
     corpus = [str(SYSTEM["content"]), *SIGNS]
-    for message in (message for _ in range(200) for message in logged_walk(chance, walks.rooms)):
+    for message in (message for _ in range(200) for message in logged_walk(chance, walks.rooms, walks.turns)):
         corpus.append(str(message.get("content") or ""))
         for call in message.get("tool_calls", ()):
             corpus.append(f"@{call['function']['name']} {' '.join(json.loads(call['function']['arguments']).values())}")
@@ -165,9 +166,8 @@ def warm_up(walks: Walks, seed: int, folder: Path) -> None:
     )
     config = SupervisedConfig(steps=walks.warm_steps, batch=16, learning_rate=4e-3)
 
-    log = [
-        row for _ in range(walks.logged) for row in conversation_rows(model, logged_walk(chance, walks.rooms), TOOLS)
-    ]
+    logged = (logged_walk(chance, walks.rooms, walks.turns) for _ in range(walks.logged))
+    log = [row for messages in logged for row in conversation_rows(model, messages, TOOLS)]
 
     def draw(count: int) -> list[Any]:
         return chance.sample(log, count)
@@ -241,7 +241,7 @@ def _point(step: int, attempts: Sequence[Attempt | None], store: TraceStore) -> 
             air[str(reward.rollout_id)] += reward.value
     return {
         "step": step,
-        **{name: [int(kept(one).get(name, 0)) for one in walks] for name in ("rooms", "out", "turns", "looks")},
+        **{name: [int(kept(attempt).get(name, 0)) for attempt in walks] for name in ("rooms", "out", "turns", "looks")},
         "air": [round(value, 4) for value in air.values()],
     }
 

@@ -270,7 +270,7 @@ def _mask(call: CapturedCall) -> tuple[int, ...]:
     """1 for each token that the model chose. One that a demanded form decided was not drawn from what is trained."""
     about = call.response.get("lgov")
     forced = set(about.get("forced") or ()) if isinstance(about, Mapping) else ()
-    return tuple(int(place not in forced) for place in range(len(call.response_ids or ())))
+    return tuple(int(number not in forced) for number in range(len(call.response_ids or ())))
 
 
 #: Where a reward goes that names a call without a transition: one that cannot be trained on, or was not selected.

@@ -21,7 +21,7 @@ pytest.importorskip("langchain", reason='needs the extra "langchain"')
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "evidence"
-EVERY = ("governance", "credit", "air", "defaults")
+EVERY = ("governance", "credit", "air", "horizon", "defaults")
 CLEAN = {key: value for key, value in os.environ.items() if not key.startswith(("OPENAI_", "LGOV_", "PYTEST_"))}
 CLEAN["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
 
@@ -127,6 +127,21 @@ def test_walks_are_trained_with_each_arm_from_the_same_start(name: str, arms: li
         for arm in ("off", "shaped", "progress"):
             earned = [value for point in result["runs"][arm][0]["curve"] for value in point["air"]]
             assert earned == pytest.approx([0.0] * len(earned), abs=1e-3), "what is shaped is taken back"
+
+
+def test_each_length_of_the_corridor_is_trained_with_each_arm_and_compared_by_itself(tmp_path: Path) -> None:
+    result = measured("horizon", tmp_path / "runs")
+    arms = ["identical", "return_to_go", "shaped"]
+    assert list(result["runs"]) == [f"{turns}-{arm}" for turns in (4, 8, 16) for arm in arms]
+    for turns, length in result["lengths"].items():
+        assert length["steps"] == [0, 1, 2]
+        for arm in arms:
+            (run,) = result["runs"][f"{turns}-{arm}"]
+            assert max(most for point in run["curve"] for most in point["turns"]) == int(turns)
+            for value in (*length["curves"][arm], length["area"][arm], length["end"][arm]):
+                check_interval(value)
+    earned = [value for point in result["runs"]["16-shaped"][0]["curve"] for value in point["air"]]
+    assert earned == pytest.approx([0.0] * len(earned), abs=1e-3), "what is shaped is taken back"
 
 
 def inside(code: str) -> str:

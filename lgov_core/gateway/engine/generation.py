@@ -83,9 +83,9 @@ def draw(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch
     for index, row, constraint in held:
         mask = constraint.allowed(logits.shape[-1]).to(device)
         # Shifted to the likeliest of those that are left: what the model finds improbable may be all there is.
-        left = allowed[index].masked_fill(~mask, float("-inf"))
-        allowed[index] = left - left.max()
-        if float(left.logsumexp(-1)) < math.log(_OWN):
+        permitted = allowed[index].masked_fill(~mask, float("-inf"))
+        allowed[index] = permitted - permitted.max()
+        if float(permitted.logsumexp(-1)) < math.log(_OWN):
             row.forced.append(len(row.response_ids))
     ids = allowed.argmax(dim=-1)
     if not bool(greedy.all()):
