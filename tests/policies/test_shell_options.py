@@ -12,7 +12,7 @@ from lgov_core.errors import PolicyError
 from lgov_core.policies import ShellPolicy, load_policies
 from lgov_core.policies.confinement import made_for_box
 from lgov_core.policies.shell import MAX_CHARACTERS
-from lgov_core.policies.shell.calls import default_table
+from lgov_core.policies.shell.kinds import default_table
 from lgov_core.policies.shell.table import PATH, data
 from lgov_core.types import Action, Effect, Point, Severity
 

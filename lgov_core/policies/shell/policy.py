@@ -19,17 +19,9 @@ from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.confinement import in_box
 from lgov_core.policies.network.egress import EgressPolicy
 from lgov_core.policies.options import Names, PolicyOptions, Text, Texts, takes
-from lgov_core.policies.shell.calls import (
-    NO_INPUT,
-    Call,
-    Input,
-    check_word,
-    default_table,
-    files_of,
-    printed_by,
-    read_call,
-)
+from lgov_core.policies.shell.calls import NO_INPUT, Call, Input, files_of, printed_by, read_call
 from lgov_core.policies.shell.folder import Look, LookUps, runs_nothing
+from lgov_core.policies.shell.kinds import check_word, default_table
 from lgov_core.policies.shell.syntax import (
     BELOW,
     HOME,

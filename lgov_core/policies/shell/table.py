@@ -18,7 +18,7 @@ An entry says what a command may be given; everything else is unknown. Its keys:
   wildcard may not become one.
 
 A string in the place of an entry is the name of another command that takes the same.
-Kinds: `CHECKS` in `lgov_core.policies.shell.calls`, and the ``patterns`` of ``commands.yaml``.
+Kinds: `CHECKS` in `lgov_core.policies.shell.kinds`, and the ``patterns`` of ``commands.yaml``.
 """
 
 from __future__ import annotations
