@@ -6,16 +6,19 @@ import hashlib
 import html
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import quote
 
-from lgov_core.audit.reading import AuditEntry
-from lgov_core.audit.verify import in_words
+from lgov_core.audit.log import AuditLog
+from lgov_core.audit.reading import AuditEntry, EntrySelection
+from lgov_core.audit.rotation import archive_folder
+from lgov_core.audit.verify import VerifyReport, in_words, verify_archived
 from lgov_core.audit.verify import verify as verify_record
+from lgov_core.errors import counted
 from lgov_core.types import BLOCKING, Point
 
 Format = Literal["jsonl", "cloudevents", "ocsf"]
@@ -192,18 +195,20 @@ def _at(time_ns: int) -> datetime:
 class AuditorReport:
     """The report of a record for an auditor; times are ISO 8601 in UTC.
 
-    ``verified`` is the proof (`lgov_core.audit.verify.VerifyReport`) of the whole record, ``in_words`` the same as text, and
-    ``keys`` the public keys that signed it, each with its SHA-256 fingerprint. Everything else is of the entries that were
-    chosen. ``policies`` and ``versions`` (of lgov's code) have the first and last decision under each, ``shadow`` the spans of
+    ``verified`` is the proof (`lgov_core.audit.verify.VerifyReport`) of the whole record and ``in_words`` the same as text.
+    ``records`` are this record and the archived ones before it, the oldest first, each with its own proof; ``keys`` the public
+    keys that signed them, each with its SHA-256 fingerprint. Everything else is of the entries that were chosen in all of
+    them. ``policies`` and ``versions`` (of lgov's code) have the first and last decision under each, ``shadow`` the spans of
     time in which a policy let pass what it denies: from the first such decision to the last one before a denial that was
-    enforced. ``ungoverned`` are Python programs that governed ones started and that were not governed. ``denials`` (with
-    those of shadow mode) and ``approvals`` name the act, the policy, the rule and the reason, in which a person who approved
-    is named. ``changes`` are erasures, rotations, deletions of archives, and boxes.
+    enforced. ``ungoverned`` is what governed programs started or sent that no rule saw. ``denials`` (with those of shadow
+    mode), ``rejections`` by a person and ``approvals`` name the act, the policy, the rule and the reason, in which the person
+    is named. ``changes`` are erasures, rotations, deletions of archives, and boxes. ``notes`` say what a section cannot show.
     """
 
     path: str
     verified: dict[str, Any]
     in_words: str
+    records: list[dict[str, Any]]
     keys: list[dict[str, Any]]
     counts: dict[str, Any]
     policies: list[dict[str, Any]]
@@ -211,70 +216,156 @@ class AuditorReport:
     shadow: list[dict[str, Any]]
     ungoverned: list[dict[str, Any]]
     denials: list[dict[str, Any]]
+    rejections: list[dict[str, Any]]
     approvals: list[dict[str, Any]]
     changes: list[dict[str, Any]]
+    notes: dict[str, str]
+
+    @property
+    def is_right(self) -> bool:
+        """True when every record is right."""
+        return all(record["ok"] for record in self.records)
 
     def as_json(self) -> dict[str, Any]:
         """The report as JSON values."""
         return asdict(self)
 
-    def sections(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-        """The tables by their heading: rows of equal fields."""
+    def sections(self) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
+        """The tables by their heading: a note, which may be empty, and rows of equal fields."""
         counts = self.counts
         period = {"first": counts["first"], "last": counts["last"], "entries": counts["entries"], **counts["decisions"]}
-        yield "Period", [period]
-        for heading, name in _SECTIONS.items():
-            yield heading, getattr(self, name)
+        yield "Period", "", [period]
+        for name, heading in _SECTIONS.items():
+            yield heading, self.notes.get(name, ""), getattr(self, name)
 
 
 _SECTIONS: Final = {
-    "Keys": "keys",
-    "Policies": "policies",
-    "Versions of the code": "versions",
-    "Shadow mode": "shadow",
-    "Programs that were not governed": "ungoverned",
-    "Denials": "denials",
-    "Approvals": "approvals",
-    "Changes of the record": "changes",
+    "records": "Records",
+    "keys": "Keys",
+    "policies": "Policies",
+    "versions": "Versions of the code",
+    "shadow": "Shadow mode",
+    "ungoverned": "Not governed",
+    "denials": "Denials by a policy",
+    "rejections": "Rejections by a person",
+    "approvals": "Approvals",
+    "changes": "Changes of the record",
 }
+_NOTES: Final = {
+    "ungoverned": (
+        "Listed: Python programs that a governed program started and lgov did not reach; other programs that it started; and"
+        " requests to model servers that no rule saw, by host. A program run by `lgov run` notes them when it ends. Not seen"
+        " here: programs started without lgov, what the listed programs did, and acts of a governed program that are no call"
+        " of its framework. An empty list does not show that everything was governed."
+    ),
+    "approvals": "Callbacks of the program can approve too: they are named as such.",
+}
+_NOT_FOUND: Final = (
+    "This record continues {file} of {entries} entries, which was not found: its entries are not in this report. Name its"
+    " folder with --archive."
+)
+#: Characters of an act's arguments in a report.
+_ARGUMENTS: Final = 500
+#: The rule by which a person's answer denies a call.
+_REJECTED: Final = "approval-rejected"
 
 
 def evidence(
-    path: Path, entries: Iterable[AuditEntry], *, key: Path | None, heads: Path | None, reasons: bool = True
+    path: Path,
+    selection: EntrySelection,
+    *,
+    key: Path | None,
+    heads: Path | None,
+    archive: Path | None = None,
+    after: int = 0,
+    reasons: bool = True,
 ) -> AuditorReport:
-    """The report on ``entries`` of the record at ``path``, in the order of writing; verifies the record.
+    """The report on the entries of ``selection`` in the record at ``path`` and the archives before it; verifies them all.
 
-    ``key`` is the public key that must have signed it, ``heads`` the file of heads that was kept elsewhere, None for neither.
-    Reasons may quote what users and models wrote; without ``reasons`` they are left out. Raises what reading raises.
+    ``key`` is the public key that must have signed the record, ``heads`` the file of heads that was kept elsewhere, None for
+    neither. Archives are looked for in ``archive``, or where the record says, beside and below it; one that is missing is said
+    and is no fault, since it may be kept elsewhere. With ``after``, entries of this record behind that position only. Reasons
+    may quote what users and models wrote; without ``reasons`` they are left out. Raises what reading raises.
     """
-    every = list(entries)
-    verified = verify_record(path, key=key, head=heads)
-    decisions = [entry for entry in every if entry.kind == "decision"]
-    signed_by = [] if verified.key is None else [verified.key]
-    keys = [
-        {
-            "key": text,
-            "sha256": hashlib.sha256(bytes.fromhex(text)).hexdigest(),
-            "compared with": None if key is None or not verified.key_trusted else str(key),
-        }
-        for text in signed_by
-    ]
-    denials = [entry for entry in decisions if entry.verdict["effect"] in BLOCKING]
-    approvals = [(entry, by) for entry in decisions if (by := entry.approval) is not None]
+    proofs = [(str(path), verify_record(path, key=key, head=heads))]
+    notes = dict(_NOTES)
+    if (previous := proofs[0][1].continues) is not None and not after:
+        if (folder := archive or archive_folder(path, previous)) is not None:
+            proofs = _with_archives(path, folder, proofs[0][1], heads)
+        else:
+            notes["records"] = _NOT_FOUND.format(**previous)
+    verified = proofs[-1][1]
+    chosen = [entry for name, _ in proofs for entry in _selected(Path(name), selection, after, len(proofs) > 1)]
+    every = [entry for entry, _ in chosen]
+    decisions = [(entry, about) for entry, about in chosen if entry.kind == "decision"]
+    blocked = [(entry, about) for entry, about in decisions if entry.verdict["effect"] in BLOCKING]
+    rejected = [(entry, about) for entry, about in blocked if entry.verdict["rule"] == _REJECTED]
+    denied = [(entry, about) for entry, about in blocked if entry.verdict["rule"] != _REJECTED]
+    approvals = [(entry, about, by) for entry, about in decisions if (by := entry.approval) is not None]
     return AuditorReport(
         str(path),
         asdict(verified),
         in_words(verified),
-        keys,
+        [_proof(Path(name).name, proof) for name, proof in proofs],
+        _keys(proofs, str(key) if verified.key_trusted else None),
         audit_report(every).as_json(),
         _periods(decisions, lambda entry: ("policy digest", entry.policy_digest or "(none)")),
         _periods(decisions, lambda entry: ("lgov", entry.code_version or "(unknown)")),
-        _shadow_periods(denials),
-        [{**_when(entry), "programs": _names(entry.body["programs"])} for entry in every if entry.kind == "ungoverned"],
-        [_act(entry, entry.verdict, reasons) | {"enforced": entry.effect in BLOCKING} for entry in denials],
-        [_act(entry, by, reasons) for entry, by in approvals],
-        [_change(entry, reasons) for entry in every if entry.kind in _CHANGES],
+        _shadow_periods(entry for entry, _ in blocked),
+        [
+            about
+            | {name: _names(entry.body[name]) for name in ("programs", "others", "requests") if entry.body.get(name)}
+            for entry, about in chosen
+            if entry.kind == "ungoverned"
+        ],
+        [
+            _act(entry, about, entry.verdict, reasons) | {"enforced": entry.effect in BLOCKING}
+            for entry, about in denied
+        ],
+        [_act(entry, about, entry.verdict, reasons) for entry, about in rejected],
+        [_act(entry, about, by, reasons) for entry, about, by in approvals],
+        [_change(entry, about, reasons) for entry, about in chosen if entry.kind in _CHANGES],
+        notes,
     )
+
+
+def _with_archives(
+    path: Path, folder: Path, verified: VerifyReport, heads: Path | None
+) -> list[tuple[str, VerifyReport]]:
+    """The proofs of the archives, the oldest first, and that of the record, which states the digest of the one before it."""
+    (_, own), *older = verify_archived(path, folder, head=heads)  # which may be signed with other keys
+    return [*reversed(older), (str(path), replace(verified, others=own.others))]
+
+
+def _keys(proofs: Sequence[tuple[str, VerifyReport]], compared_with: str | None) -> list[dict[str, Any]]:
+    """The keys that signed; ``compared_with`` is the file of that of the last record."""
+    return [
+        {
+            "key": key,
+            "sha256": hashlib.sha256(bytes.fromhex(key)).hexdigest(),
+            "compared with": compared_with if key == proofs[-1][1].key else None,
+        }
+        for key in dict.fromkeys(proof.key for _, proof in proofs if proof.key is not None)
+    ]
+
+
+#: An entry, and where and when it was written.
+_Chosen: TypeAlias = tuple[AuditEntry, dict[str, Any]]
+
+
+def _selected(path: Path, selection: EntrySelection, after: int, is_one_of_several: bool) -> list[_Chosen]:
+    named = {"record": path.name} if is_one_of_several else {}
+    with AuditLog(path, signer=None) as log:
+        entries = [entry for entry in log.entries(selection.rollout_id, after=after) if selection.holds(entry)]
+    return [
+        (entry, {**named, "entry": entry.position, "time": _iso(entry), "rollout": entry.rollout_id})
+        for entry in entries
+    ]
+
+
+def _proof(name: str, proof: VerifyReport) -> dict[str, Any]:
+    names = ("record", "ok", "problem", "entries", "erased", "signed", "unsigned", "sha256")
+    return {"file": name, **{field: getattr(proof, field) for field in names}}
 
 
 _CHANGES: Final = ("erasure", "rotation", "retirement", "confinement")
@@ -284,21 +375,19 @@ def _iso(entry: AuditEntry) -> str:
     return _at(entry.time_ns).isoformat(timespec="seconds")
 
 
-def _when(entry: AuditEntry) -> dict[str, Any]:
-    return {"entry": entry.position, "time": _iso(entry), "rollout": entry.rollout_id}
+def _act(entry: AuditEntry, about: Mapping[str, Any], verdict: Mapping[str, Any], reasons: bool) -> dict[str, Any]:
+    act = {**about, **{name: getattr(entry, name) for name in ("point", "name", "agent")}}
+    act |= {name: verdict[name] for name in ("policy", "rule", "severity")}
+    return act | (
+        {"arguments": (entry.arguments or "")[:_ARGUMENTS] or None, "reason": verdict["reason"]} if reasons else {}
+    )
 
 
-def _act(entry: AuditEntry, verdict: Mapping[str, Any], reasons: bool) -> dict[str, Any]:
-    named = {name: getattr(entry, name) for name in ("point", "name", "agent")}
-    act = {**_when(entry), **named, **{name: verdict[name] for name in ("policy", "rule", "severity")}}
-    return act | ({"reason": verdict["reason"]} if reasons else {})
-
-
-def _periods(entries: Iterable[AuditEntry], key: Callable[[AuditEntry], tuple[str, str]]) -> list[dict[str, Any]]:
+def _periods(entries: Iterable[_Chosen], key: Callable[[AuditEntry], tuple[str, str]]) -> list[dict[str, Any]]:
     periods: dict[str, dict[str, Any]] = {}
-    for entry in entries:
+    for entry, _ in entries:
         name, value = key(entry)
-        period = periods.setdefault(value, {name: value, "first": _iso(entry), "decisions": 0})
+        period = periods.setdefault(value, {name: value, "first": _iso(entry), "last": "", "decisions": 0})
         period |= {"last": _iso(entry), "decisions": period["decisions"] + 1}
     return list(periods.values())
 
@@ -318,17 +407,19 @@ def _shadow_periods(denials: Iterable[AuditEntry]) -> list[dict[str, Any]]:
     return periods
 
 
-def _change(entry: AuditEntry, reasons: bool) -> dict[str, Any]:
+def _change(entry: AuditEntry, about: Mapping[str, Any], reasons: bool) -> dict[str, Any]:
     body, text = entry.body, ""
     if "erased" in body:
-        text = f"texts of {len(body['erased'])} entries erased" + (f": {body['reason']}" if reasons else "")
+        text = f"texts of {counted(len(body['erased']), 'entry', 'entries')} erased" + (
+            f": {body['reason']}" if reasons else ""
+        )
     elif "previous" in body:
         text = f"continues the record {body['previous']['record']} of {body['previous']['entries']} entries"
     elif "retired" in body:
         text = f"deleted archives: {', '.join(body['retired'])}"
-    elif entry.kind == "confinement":
-        text = f"box: {entry.reason}"
-    return {**_when(entry), "kind": entry.kind, "what": text}
+    elif entry.reason:
+        text = f"box: {entry.reason}" if entry.kind == "confinement" else entry.reason
+    return {**about, "kind": entry.kind, "what": text}
 
 
 def _names(counts: Mapping[str, int]) -> str:
@@ -338,8 +429,9 @@ def _names(counts: Mapping[str, int]) -> str:
 def evidence_text(report: AuditorReport) -> Iterator[str]:
     """The lines of the report as text."""
     yield from (f"Audit report of {report.path}", "", *report.in_words.splitlines())
-    for heading, rows in report.sections():
+    for heading, note, rows in report.sections():
         yield from ("", f"{heading}: {len(rows) if rows else 'none'}" if heading != "Period" else heading)
+        yield from [note] if note else []
         for row in rows:
             yield "  " + ", ".join(f"{name} {value}" for name, value in row.items() if value is not None)
 
@@ -361,9 +453,9 @@ def evidence_html(report: AuditorReport) -> Iterator[str]:
     title = text(f"Audit report of {report.path}")
     yield f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
     yield f"<style>{_STYLE}</style></head><body><h1>{title}</h1>"
-    yield f'<pre class="{"ok" if report.verified["ok"] else "broken"}">{text(report.in_words)}</pre>'
-    for heading, rows in report.sections():
-        yield f"<h2>{heading}</h2>"
+    yield f'<pre class="{"ok" if report.is_right else "broken"}">{text(report.in_words)}</pre>'
+    for heading, note, rows in report.sections():
+        yield f"<h2>{heading}</h2>" + (f"<p>{text(note)}</p>" if note else "")
         if not rows:
             yield "<p>None.</p>"
             continue

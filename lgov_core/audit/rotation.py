@@ -6,6 +6,7 @@ import errno
 import os
 import sqlite3
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
@@ -50,6 +51,7 @@ def rotate(
             if leftover.exists() and (leftover == following or leftover.samefile(path)):
                 leftover.unlink()
         previous = {"record": report.record, "entries": report.entries, "sha256": report.sha256, "file": target.name}
+        previous["folder"] = os.path.relpath(folder.resolve(), path.resolve().parent)
         with AuditLog(following, signer=following_signer or signer, heads=anchor) as log:
             log.append(ROTATION, {"previous": previous}, arguments=None, content={})
         try:
@@ -90,6 +92,15 @@ def retire(path: Path, folder: Path, *, before: float, signer: Signer | None, he
                 name.with_name(name.name + end).unlink(missing_ok=True)
         sync_folder(folder)
     return [name for name, _ in old]
+
+
+def archive_folder(path: Path, previous: Mapping[str, Any]) -> Path | None:
+    """The folder that has the archive before the record at ``path``: where ``previous`` says, or else beside or below it."""
+    beside = path.absolute().parent
+    named = [beside / str(previous["folder"])] if previous.get("folder") else []
+    below = sorted(folder for folder in beside.iterdir() if folder.is_dir())
+    name = str(previous.get("file"))
+    return next((folder for folder in [*named, beside, *below] if (folder / name).is_file()), None)
 
 
 def _require_right(path: Path, signer: Signer | None) -> VerifyReport:

@@ -85,6 +85,24 @@ def load_key(path: Path) -> SigningKey:
     return SigningKey(key.public_key().public_bytes_raw(), key)
 
 
+def sign_report(report: bytes, record_id: str, signer: Signer) -> str:
+    """The signature of a report on a record, as the text of the file beside it: `lgov_core.audit.verify` states the format.
+
+    Raises what the signer raises.
+    """
+    body = canonical(
+        {
+            "format": 1,
+            "record": record_id,
+            "report_sha256": hashlib.sha256(report).hexdigest(),
+            "time_ns": time.time_ns(),
+            "key": signer.public.hex(),
+        }
+    )
+    signature = signer.sign(_REPORT_DOMAIN + body.encode())
+    return json.dumps({"body": body, "signature": signature.hex()}) + "\n"
+
+
 def default_signer(path: Path | None = None) -> SigningKey | None:
     """The key at ``path``; without one, the key at the default place, or None when there is none.
 
@@ -110,6 +128,7 @@ def _ed25519() -> Any:
 
 
 _DOMAIN: Final = b"lgov-audit-head-v2\0"
+_REPORT_DOMAIN: Final = b"lgov-audit-report-v1\0"
 _WRITER_DOMAIN: Final = b"lgov-audit-writer-v1\0"
 _SEAL_DOMAIN: Final = b"lgov-audit-seal-v1\0"
 #: How the body of a sealed entry begins: no other field sorts before it.

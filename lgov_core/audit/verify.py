@@ -35,6 +35,11 @@ The first entry of a record that continues an archived one is of kind ``rotation
 many ``entries`` it had and their ``sha256`` (over their hashes, in order); entries after those, such as erasures, may follow.
 An entry of kind ``retirement`` names, in ``retired``, the ids of archived records that were deleted.
 
+A report on a record has its signature in a file of its own, with ``.sig`` behind its name: a JSON object of ``body`` and
+``signature`` (hex). The body is canonical JSON: ``format`` (1), the ``record``'s id, the ``report_sha256`` of the report's
+bytes, ``time_ns`` and ``key``, the public key. The signature is Ed25519 over ``b"lgov-audit-report-v1\0"`` and the body.
+``python verify.py report.html --key audit.key.pub`` checks it.
+
 What this proves, see `VerifyReport`.
 """
 
@@ -49,6 +54,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any, Final, cast
 from urllib.parse import quote
 
@@ -57,6 +63,9 @@ _HEAD_DOMAIN: Final = b"lgov-audit-head-v2\0"
 _ERASURE_DOMAIN: Final = b"lgov-audit-erasure-v1\0"
 _APPLICATION_ID: Final = int.from_bytes(b"lgvA", "big")
 _WRITER_DOMAIN: Final = b"lgov-audit-writer-v1\0"
+_REPORT_DOMAIN: Final = b"lgov-audit-report-v1\0"
+#: The end of the name of the file with a report's signature.
+SIGNATURE: Final = ".sig"
 _SEAL: Final = '{"_seal":"'
 _FORMAT: Final = 2
 _FIRST: Final = bytes(32)
@@ -380,7 +389,7 @@ class _Check:
             raw = fields.get("previous")
             previous = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
             # A value that it leaves out fits no record.
-            continues = {name: previous.get(name) for name in ("record", "entries", "sha256")}
+            continues = {name: previous.get(name) for name in ("record", "entries", "sha256", "file", "folder")}
             self.found = replace(self.found, continues=continues)
         elif kind == "retirement" and isinstance(retired, dict):
             self.found = replace(self.found, retired=(*self.found.retired, *map(str, cast("dict[str, Any]", retired))))
@@ -589,6 +598,64 @@ def public_key(key: str | os.PathLike[str] | bytes) -> bytes:
     return public
 
 
+@dataclass(frozen=True, slots=True)
+class ReportSignature:
+    """The result of `verify_report`: whether ``key`` signed these bytes, for the record of this id, and when (Unix time, ns).
+
+    ``key_trusted`` says that the key was compared with one that was given; ``usage`` that nothing was checked.
+    """
+
+    ok: bool
+    problem: str | None = None
+    key: str | None = None
+    key_trusted: bool = False
+    record: str | None = None
+    report_sha256: str | None = None
+    time_ns: int | None = None
+    usage: bool = False
+
+    def words(self) -> str:
+        """The result for people."""
+        if not self.ok:
+            return f"BROKEN: {self.problem}"
+        at = datetime.fromtimestamp((self.time_ns or 0) / 1e9, UTC).isoformat(timespec="seconds")
+        compared = "which is the one given" if self.key_trusted else "not compared with one that you trust: give --key"
+        return (
+            f"ok: the report is as it was signed at {at} (time of the machine that signed)\n"
+            f"signed for the record {self.record} with the key {self.key}, {compared}\n"
+            "the signature covers the report only: verify the record too"
+        )
+
+
+def verify_report(
+    path: str | os.PathLike[str], *, key: str | os.PathLike[str] | bytes | None = None
+) -> ReportSignature:
+    """Checks the signature beside the report at ``path`` (its name and `SIGNATURE`); ``key`` as in `verify`. Raises nothing."""
+    try:
+        trusted = None if key is None else public_key(key)
+        with open(os.fspath(path), "rb") as file:
+            digest = hashlib.sha256(file.read()).hexdigest()
+        with open(os.fspath(path) + SIGNATURE, encoding="ascii") as file:
+            signed = json.load(file)
+        body, signature = str(signed["body"]), _hex(signed["signature"], 64)
+        fields = json.loads(body)
+        public, record, time_ns = _hex(fields["key"], 32), str(fields["record"]), int(fields["time_ns"])
+    except _Usage as error:
+        return ReportSignature(False, error.problem, usage=True)
+    except OSError as error:
+        return ReportSignature(False, f"{error.filename} cannot be read: {error.strerror}")
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return ReportSignature(False, f"{os.fspath(path)}{SIGNATURE} is not the signature of a report")
+    result = ReportSignature(False, None, str(fields["key"]), trusted == public, record, digest, time_ns)
+    if public is None or not Ed25519PublicKey(public).verify(_REPORT_DOMAIN + body.encode(), signature or b""):
+        return replace(result, problem="the signature is not of its key")
+    if trusted not in (None, public):
+        return replace(result, problem=f"it is signed with the key {public.hex()}, not with the one given")
+    if fields.get("format") != 1 or fields.get("report_sha256") != digest:
+        return replace(result, problem="the report was changed after it was signed, or is another one")
+    return replace(result, ok=True)
+
+
 def _hex(text: object, size: int) -> bytes | None:
     try:
         raw = bytes.fromhex(text) if isinstance(text, str) else b""
@@ -715,7 +782,7 @@ def _counted(count: int, singular: str, plural: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Verifies as a program: 0 when the record is right, 4 when it is broken, 1 when there is none, 2 for wrong usage."""
     parser = argparse.ArgumentParser(description="Checks an audit record of lgov. Exits 0 when it is right, 4 if not.")
-    parser.add_argument("path")
+    parser.add_argument("path", help="the record, or a report on one, beside which its signature lies (NAME.sig)")
     parser.add_argument("--key", help="the public key that must have signed, or the file that holds it")
     parser.add_argument("--head", help="the file where heads were kept outside of the record")
     parser.add_argument("--archive", help="the folder with the archived records before this one")
@@ -724,6 +791,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not os.path.exists(options.path):
         parser.exit(1, f"error: there is no audit record {options.path}\n")
+    if os.path.isfile(options.path + SIGNATURE):
+        signature = verify_report(options.path, key=options.key)
+        if signature.usage:
+            parser.error(str(signature.problem))
+        about = json.dumps({"path": options.path, **asdict(signature)}, indent=2)
+        sys.stdout.write((about if options.json else signature.words()) + "\n")
+        return 0 if signature.ok else 4
     checks: dict[str, Any] = {"key": options.key, "head": options.head, "require_signed": options.require_signed}
     if options.archive is None:
         reports = [(options.path, verify(options.path, **checks))]

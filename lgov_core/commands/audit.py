@@ -63,6 +63,8 @@ def verify(
     Without --key any key is accepted; without --head a record cut at its end, or an older copy, is not detected. The same
     check is one file that needs nothing of lgov: python -m lgov_core.audit.verify, or a copy of it.
 
+    PATH may be a report that lgov export --format report wrote: its signature beside it, PATH.sig, is verified.
+
     PATH may be the folder of a checkpoint, an export or a run (all its checkpoints): every file, the weights, the data and
     the chain of statements since the first checkpoint are compared with the statements.
     """
@@ -72,8 +74,15 @@ def verify(
         if head is not None or archive is not None:
             raise click.UsageError("--head and --archive are for audit records; a checkpoint has none")
         ctx.exit(_verify_folder(path, key, require_signed, as_json))
-    from lgov_core.audit.verify import in_words, verify_archived
+    from lgov_core.audit.verify import SIGNATURE, in_words, verify_archived, verify_report
     from lgov_core.audit.verify import verify as verify_record
+
+    if Path(f"{path}{SIGNATURE}").is_file():
+        signature = verify_report(path, key=key)
+        if signature.usage:
+            raise click.UsageError(str(signature.problem))
+        write_result({"path": str(path), **asdict(signature)}, signature.words(), as_json=as_json)
+        ctx.exit(Exit.OK if signature.ok else Exit.AUDIT_BROKEN)
 
     if archive is None:
         reports = [(str(path), verify_record(path, key=key, head=head, require_signed=require_signed))]

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
-from lgov_core._util.files import atomic_file
+from lgov_core._util.files import atomic_file, atomic_write
 from lgov_core.commands.group import Exit, printable, write_json, write_result
 from lgov_core.commands.options import (
+    FOLDER,
     Where,
     command,
     content_option,
@@ -33,7 +34,7 @@ from lgov_core.store.trace_store import TraceStore
 from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
 
 if TYPE_CHECKING:
-    from lgov_core.audit import AuditEntry
+    from lgov_core.audit.reading import EntrySelection
     from lgov_core.audit.report import Format
     from lgov_core.store import RolloutQueue
 
@@ -164,6 +165,9 @@ _OF_STORE: Final = ("jsonl", "parquet", "otlp", "otlp-json")
 @click.option(
     "--after", type=click.IntRange(0, 2**63 - 1), default=0, help="Only entries of a record after this position."
 )
+@click.option(
+    "--archive", type=FOLDER, help="Folder of archived records of a report. [default: the one that the record names]"
+)
 @content_option
 def export(
     source: str, form: str, target: str | None, where: Where, content: bool, as_json: bool, **period: Any
@@ -176,9 +180,10 @@ def export(
     collector that refuses spans makes the exit status 1. For training data: lgov transitions.
 
     A record: its entries as JSON lines with its own fields, CloudEvents 1.0, or OCSF 1.3 API Activity. --format report is one
-    report for an auditor: as HTML or JSON if the name of the file ends so, else as text; --no-content leaves out reasons, which
-    may quote. It is verified with the public key beside the setting audit_key, and with the setting heads. Exits 4 if it is
-    broken.
+    report for an auditor, with the archived records before it: as HTML or JSON if the name of the file ends so, else as text;
+    --no-content leaves out arguments, and reasons, which may quote. It is verified with the public key beside the setting
+    audit_key, and with the setting heads. Where that key signed the record, it signs the report too: FILE.sig, which lgov audit
+    verify FILE checks. Exits 4 if a record is broken.
 
     A file is written whole or not at all. With --json the summary about --to is JSON; standard output always is.
     """
@@ -190,7 +195,7 @@ def export(
         raise LgovError(f"there is no trace store or audit record {source}", hint="name a file that lgov wrote")
     _require("a trace store", form, _OF_STORE, where, ("rollout", "run"))
     if any(period.values()):
-        raise click.UsageError("--since, --before and --after are for audit records")
+        raise click.UsageError("--since, --before, --after and --archive are for audit records")
     with opened_store(source) as store:
         if form.startswith("otlp"):
             _send(store, source, form, target, where, content, as_json)
@@ -207,7 +212,16 @@ def _require(kind: str, form: str, forms: Sequence[str], where: Where, fields: S
 
 
 def _export_record(
-    path: Path, form: str, target: str | None, where: Where, content: bool, as_json: bool, *, after: int, **period: Any
+    path: Path,
+    form: str,
+    target: str | None,
+    where: Where,
+    content: bool,
+    as_json: bool,
+    *,
+    after: int,
+    archive: Path | None,
+    **period: Any,
 ) -> None:
     from lgov_core.audit.report import lines
 
@@ -215,24 +229,24 @@ def _export_record(
     with opened_record(path) as record:
         entries = [entry for entry in record.entries(selection.rollout_id, after=after) if selection.holds(entry)]
     if form == "report":
-        _report_evidence(path, entries, target, content, as_json)
+        _report_evidence(path, selection, target, as_json, archive=archive, after=after, reasons=content)
         return
+    if archive is not None:
+        raise click.UsageError("--archive is for --format report")
     _write(lines(entries, cast("Format", form)), target, form, "entry", as_json)
 
 
-def _report_evidence(path: Path, entries: list[AuditEntry], target: str | None, content: bool, as_json: bool) -> None:
-    from lgov_core.audit import default_key_path
+def _report_evidence(path: Path, selection: EntrySelection, target: str | None, as_json: bool, **options: Any) -> None:
+    from lgov_core.audit import default_key_path, load_key
     from lgov_core.audit.report import evidence, evidence_html, evidence_text
-    from lgov_core.audit.signing import heads_path, public_path
+    from lgov_core.audit.signing import heads_path, public_path, sign_report
+    from lgov_core.audit.verify import SIGNATURE
 
     settings = load_settings()
-    key, heads = public_path(settings.audit_key or default_key_path()), settings.heads or heads_path(path)
+    secret, heads = settings.audit_key or default_key_path(), settings.heads or heads_path(path)
+    public = public_path(secret)
     report = evidence(
-        path,
-        entries,
-        key=key if key.is_file() else None,
-        heads=heads if heads.is_file() else None,
-        reasons=content,
+        path, selection, key=public if public.is_file() else None, heads=heads if heads.is_file() else None, **options
     )
     suffix = "" if target is None else Path(target).suffix
     if suffix == ".json" or (target is None and as_json):
@@ -240,7 +254,16 @@ def _report_evidence(path: Path, entries: list[AuditEntry], target: str | None, 
     else:
         lines = evidence_html(report) if suffix in (".html", ".htm") else map(_ascii, evidence_text(report))
     _write(lines, target, "report", "line", as_json)
-    if not report.verified["ok"]:
+    if target is not None:
+        signature = Path(target + SIGNATURE)
+        signature.unlink(missing_ok=True)  # of a report that is no more
+        if secret.is_file() and (signer := load_key(secret)).public.hex() == report.verified["key"]:
+            signed = sign_report(Path(target).read_bytes(), report.verified["record"], signer)
+            atomic_write(signature, signed.encode("ascii"))
+            click.echo(f"signed: {signature}", err=True)
+        else:
+            click.echo("not signed: the key that signed the record is not at hand (the setting audit_key)", err=True)
+    if not report.is_right:
         click.get_current_context().exit(Exit.AUDIT_BROKEN)
 
 

@@ -258,11 +258,11 @@ class GovernedRun:
         if refused and self.status == CANNOT_GOVERN:
             end_process()  # the interpreter is ending already, with the program's status
 
-    def _record_ungoverned(self, programs: Mapping[str, int]) -> None:
-        """Puts Python programs that were started and not governed on record. In a box nothing outside governs them either."""
+    def _record_ungoverned(self, **counts: Mapping[str, int]) -> None:
+        """Puts on record what was started or sent and not governed, by name. In a box nothing outside governs it either."""
         audit = self.process.opened.audit
-        if programs and audit is not None and self.options.governance.broker is None:
-            about = {"rollout_id": self.scope.rollout_id, "programs": dict(programs)}
+        if any(counts.values()) and audit is not None and self.options.governance.broker is None:
+            about = {"rollout_id": self.scope.rollout_id, **{name: dict(count) for name, count in counts.items()}}
             audit.append("ungoverned", about, arguments=None, content={})
 
     def _close(self) -> bool:
@@ -275,7 +275,8 @@ class GovernedRun:
         unseen = Counter(multiprocessing=not children.multiprocessing and any(map(sys.modules.__contains__, _SPAWNERS)))
         started = children.started + Counter(multiprocessing=children.multiprocessing) + unseen
         ungoverned = children.ungoverned + unseen
-        self._record_ungoverned(ungoverned)
+        unevaluated = self.requests.unevaluated + children.unevaluated
+        self._record_ungoverned(programs=ungoverned, others=children.others, requests=unevaluated)
         refused = bool(ungoverned) and not options.ungoverned_children_are_accepted
         if refused and self.status == 0:
             self.status = CANNOT_GOVERN
@@ -313,7 +314,7 @@ class GovernedRun:
             store=(store := options.governance.store) and without_password(store),
             runs_code=trusted_programs(process.governor.policies),
             blocked=list(process.tally.blocked),
-            unevaluated=dict(self.requests.unevaluated + children.unevaluated),
+            unevaluated=dict(unevaluated),
             unevaluated_refused=options.deny_unevaluated,
             left_out=left_out,
             problems=[*unknown, *children.problems, *process.close(), *self.end_watch()],

@@ -14,7 +14,7 @@ from lgov_core.hookspecs import hookimpl
 from lgov_core.scope import current_scope
 from lgov_core.trace import semconv
 from lgov_core.trace.otlp_spans import OUR_SCOPE, OTLPSpan, Scope, link_value, seconds_of, span_of
-from lgov_core.types import Action, Decision, JSONValue, Point, Reward, Span, SpanEvent, ToolOutcome, new_id
+from lgov_core.types import Action, Decision, Effect, JSONValue, Point, Reward, Span, SpanEvent, ToolOutcome, new_id
 
 
 class EventStore(Protocol):
@@ -66,11 +66,14 @@ class StoreSink:
 def decision_span(observed: ObservedDecision, *, content: bool) -> Span:
     """A decision as a span, with a fresh id, below the call it judged. Its reason may quote an argument: content.
 
+    One that did more than allow a tool call has the call's arguments, which say what it was about: a host, a path, a query.
+
     In shadow mode policy, rule, reason and severity are those of what was not enforced, and ``lgov.decision.would`` its effect.
     """
     action, decision = observed.action, observed.decision
     verdict = decision.unenforced or decision
     is_tool = action.point in (Point.PRE_TOOL_CALL, Point.POST_TOOL_CALL)  # else the call's id is a model call's
+    is_told = content and action.point is Point.PRE_TOOL_CALL and verdict.effect is not Effect.ALLOW
     return Span(
         name=semconv.DECISION_SPAN_NAME,
         span_id=new_id("span"),
@@ -89,6 +92,7 @@ def decision_span(observed: ObservedDecision, *, content: bool) -> Span:
                 semconv.DECISION_POLICY: verdict.policy,
                 semconv.DECISION_RULE: verdict.rule or None,
                 semconv.DECISION_REASON: (verdict.reason or None) if content else None,  # it may quote an argument
+                semconv.TOOL_ARGUMENTS: json.dumps(dict(action.arguments), default=repr) if is_told else None,
                 semconv.DECISION_SEVERITY: verdict.severity.value,
                 semconv.DECISION_SHADOWED: decision.shadowed or None,
                 semconv.DECISION_WOULD: verdict.effect.label if verdict is not decision else None,

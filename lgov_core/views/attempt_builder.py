@@ -22,7 +22,6 @@ from lgov_core.trace.rollout_spans import attempt_of
 from lgov_core.transitions.calls import RecordedConversations
 from lgov_core.types import BLOCKING, Attempt, CapturedCall, JSONValue, Reward, Rollout, Span
 from lgov_core.views.attempt_view import (
-    AgentSpan,
     AttemptView,
     Message,
     ModelStep,
@@ -30,60 +29,7 @@ from lgov_core.views.attempt_view import (
     RewardLine,
     ToolStep,
 )
-
-
-class AgentTree:
-    """The agent runs among the spans of one attempt, nested as their parents say. A cycle ends where it closes."""
-
-    def __init__(self, spans: Sequence[Span]) -> None:
-        self._spans = {span.span_id: span for span in spans}
-        self._of_response = {
-            str(span.attributes[semconv.RESPONSE_ID]): span
-            for span in spans
-            if span.attributes.get(semconv.RESPONSE_ID) is not None and span.name != semconv.DECISION_SPAN_NAME
-        }
-        runs = [span for span in spans if span.attributes.get(semconv.OPERATION) == semconv.INVOKE_AGENT]
-        self._runs = {span.span_id for span in runs}
-        self._named: dict[str, list[str]] = defaultdict(list)
-        for span in runs:
-            self._named[_name(span)].append(span.span_id)
-        self.runs = tuple(map(self._run, sorted(runs, key=lambda span: span.started_at)))
-
-    def run_of(self, span: Span) -> str | None:
-        """The id of the innermost agent run around ``span``, None where its parents lead to none."""
-        passed = {span.span_id}
-        while (parent := span.parent_id) is not None and parent in self._spans and parent not in passed:
-            if parent in self._runs:
-                return parent
-            passed.add(parent)
-            span = self._spans[parent]
-        return None
-
-    def run_of_call(self, response_id: str, agent: str | None) -> str | None:
-        """The agent run that made a captured call: by the span of its response, else the only run of an agent of that name."""
-        if (span := self._of_response.get(response_id)) is not None:
-            return self.run_of(span)
-        named = self._named.get(agent or "", [])
-        return named[0] if len(named) == 1 else None
-
-    def response_of(self, span_id: str | None) -> str | None:
-        """The response of the model call whose span has this id."""
-        span = self._spans.get(span_id or "")
-        response = None if span is None else span.attributes.get(semconv.RESPONSE_ID)
-        return None if response is None else str(response)
-
-    def _run(self, span: Span) -> AgentSpan:
-        parent = self.run_of(span)
-        depth, above, passed = 0, parent, {span.span_id}
-        while above is not None and above not in passed:
-            passed.add(above)
-            depth, above = depth + 1, self.run_of(self._spans[above])
-        return AgentSpan(span.span_id, _name(span), parent, depth, span.started_at, span.ended_at)
-
-
-def _name(span: Span) -> str:
-    return str(span.attributes.get(semconv.AGENT_NAME) or span.name.removeprefix(semconv.INVOKE_AGENT).strip())
-
+from lgov_core.views.conversations import AgentTree, AttemptConversations
 
 _Rows = tuple[Sequence[CapturedCall], Sequence[Span], Sequence[Reward]]
 
@@ -133,7 +79,7 @@ class _AttemptBuilder:
         number, (calls, spans, rewards) = attempt.attempt, rows
         self.rollout, self.attempt, self.attempts = rollout, attempt, len(attempts)
         self.calls = [call for call in calls if (call.attempt or 1) == number]
-        self.conversations = RecordedConversations(calls)
+        self.recorded = RecordedConversations(calls)
         self.choices = Counter(call.response_id for call in self.calls)
         self.of_tool: dict[str, list[Reward]] = defaultdict(list)
         self.of_response: dict[str, list[Reward]] = defaultdict(list)
@@ -154,6 +100,10 @@ class _AttemptBuilder:
         captured = {call.response_id for call in self.calls}
         own = [span for span in spans if span.attempt in (number, None)]
         self.tree = AgentTree(own)
+        # `lgov run` records the command: nobody has said where a run of the agent in it begins
+        self.conversations = AttemptConversations(self.tree, apart=set(rollout.input) == {"command"})
+        #: The spans of the decisions that no tool call has.
+        self.undirected: list[Span] = []
         #: Tool calls that no model proposed as such, by span: AutoGen's runs of code.
         self.unproposed = {
             span.span_id
@@ -168,6 +118,7 @@ class _AttemptBuilder:
             if span.name == semconv.DECISION_SPAN_NAME:
                 of_tool = tool_call or (span.parent_id if span.parent_id in self.unproposed else None)
                 self.decisions[of_tool].append(_decision(span, self.tree))
+                self.undirected += [span] if of_tool is None else []
             elif span.attributes.get(semconv.TOOL_STATUS) is not None:
                 self.tools[tool_call or span.span_id] = span
             elif _is_model_call(span) and span.attributes.get(semconv.RESPONSE_ID) not in captured:
@@ -212,6 +163,7 @@ class _AttemptBuilder:
         loose_rewards = [
             reward for rewards in (*self.of_tool.values(), *self.of_response.values()) for reward in rewards
         ]
+        loose = zip(self.decisions.pop(None, ()), self.undirected, strict=True)
         rollout, attempt = self.rollout, self.attempt
         return AttemptView(
             rollout_id=rollout.rollout_id,
@@ -225,7 +177,10 @@ class _AttemptBuilder:
             result=attempt.result,
             steps=steps,
             loose_tools=tuple(loose_tools),
-            decisions=tuple(self.decisions.pop(None, ())),
+            decisions=tuple(
+                replace(decision, conversation=self.conversations.of_decision(span, decision.response_id))
+                for decision, span in loose
+            ),
             rewards=_lines(self.own),
             loose_rewards=_lines(loose_rewards),
             agents=self.tree.runs,
@@ -250,13 +205,14 @@ class _AttemptBuilder:
             choice=call.choice,
             agent=call.agent,
             agent_span=self.tree.run_of_call(call.response_id, call.agent),
+            conversation=self.conversations.of_call(turn, call, call.response_id, messages, message),
             started_at=call.started_at,
             ended_at=call.ended_at,
         )
 
     def _said(self, call: CapturedCall) -> tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]:
         """The messages of a call of any route, and its reply; what cannot be read as messages is left out."""
-        if (read := self.conversations(call)) is not None:
+        if (read := self.recorded(call)) is not None:
             return _mappings(list(read.messages)), read.reply
         prompt = call.request.get("prompt")
         choices = _mappings(call.response.get("choices")) or [{}]
@@ -278,6 +234,7 @@ class _AttemptBuilder:
         replies = _messages(attributes.get(semconv.OUTPUT_MESSAGES))
         message = replies[0] if replies else {}
         response_id = _first(attributes, semconv.RESPONSE_ID)
+        messages = _messages(attributes.get(semconv.INPUT_MESSAGES))
         reasons = attributes.get(semconv.FINISH_REASONS)
         reason = str(reasons[0]) if isinstance(reasons, list) and reasons else ""
         return ModelStep(
@@ -288,13 +245,14 @@ class _AttemptBuilder:
             prompt_tokens=read if isinstance(read := attributes.get(semconv.INPUT_TOKENS), int) else None,
             response_tokens=written if isinstance(written := attributes.get(semconv.OUTPUT_TOKENS), int) else None,
             finish_reason=_first(attributes, semconv.ERROR_TYPE) or reason,
-            seen=_new_messages(_messages(attributes.get(semconv.INPUT_MESSAGES))),
+            seen=_new_messages(messages),
             wrote=_content(message.get("content")),
             tools=self._tools(_mappings(message.get("tool_calls"))),
             rewards=_lines(self.of_response.pop(response_id, ())) if response_id else (),
             captured=False,
             agent=_first(attributes, semconv.AGENT_NAME) or None,
             agent_span=self.tree.run_of(span),
+            conversation=self.conversations.of_call(turn, span, response_id or span.span_id, messages, message),
             started_at=span.started_at,
             ended_at=span.ended_at,
         )
@@ -330,6 +288,14 @@ def _status(span: Span | None) -> str | None:
     return "ok" if span.attributes.get(semconv.ERROR_TYPE) is None else "error"
 
 
+def subject_of(attributes: Mapping[str, JSONValue]) -> str | None:
+    """The facts that a decision is about: the arguments of the call, or the host asked for; None where not recorded."""
+    if (arguments := _text(attributes.get(semconv.TOOL_ARGUMENTS))) is not None:
+        return arguments
+    host = _first(attributes, semconv.SERVER_ADDRESS)
+    return f"{host}:{_first(attributes, semconv.SERVER_PORT)}" if host else None
+
+
 def _decision(span: Span, tree: AgentTree) -> RecordedDecision:
     attributes = span.attributes
     latency = attributes.get(semconv.DECISION_LATENCY_US)
@@ -347,6 +313,7 @@ def _decision(span: Span, tree: AgentTree) -> RecordedDecision:
         at=span.started_at,
         latency_us=float(latency) if isinstance(latency, int | float) else None,
         response_id=_first(attributes, semconv.CALL_ID) or tree.response_of(span.parent_id),
+        about=subject_of(attributes),
         sources=_sources(attributes.get(semconv.DECISION_SOURCES)),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lgov_core.types import JSONValue, Outcome, Point
 
@@ -20,7 +20,9 @@ class Message:
 class RecordedDecision:
     """A decision as it was recorded. ``blocks`` is true for deny and escalate; ``would`` is the effect that shadow mode
     kept from being enforced, or "". ``response_id`` is the model call that it was about, where that is known. ``at`` is in Unix
-    seconds. ``sources`` has by argument the texts that its value was in, where a rule looked.
+    seconds. ``about`` are the facts it is about: the call's arguments, a host. ``sources`` has by argument the texts that its
+    value was in, where a rule looked. ``conversation`` is as in
+    `ModelStep`, "" where the decision is a tool call's.
     """
 
     point: str
@@ -36,7 +38,9 @@ class RecordedDecision:
     at: float | None = None
     latency_us: float | None = None
     response_id: str | None = None
+    about: str | None = None
     sources: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    conversation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,7 @@ class ModelStep:
     where it reports none. ``captured`` is false where the call is known from an adapter's span only; ``finish_reason`` is then
     the error of a call without a reply.
     ``agent_span`` is the span of the agent run that made the call, where an adapter recorded it. Times are Unix seconds.
+    ``conversation`` is what `lgov_core.views.conversations` tells apart, as far as anything does.
     """
 
     turn: int
@@ -98,6 +103,7 @@ class ModelStep:
     agent_span: str | None = None
     started_at: float | None = None
     ended_at: float | None = None
+    conversation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,25 @@ class AttemptView:
     loose_rewards: tuple[RewardLine, ...]
     opened: bool = True
     agents: tuple[AgentSpan, ...] = ()
+
+    @property
+    def conversations(self) -> tuple[str, ...]:
+        """The conversations of its model calls, in the order in which they began."""
+        return tuple(dict.fromkeys(step.conversation for step in self.steps))
+
+    def part_of(self, conversation: str) -> AttemptView:
+        """The attempt with the model calls and decisions of one conversation only."""
+        steps = tuple(step for step in self.steps if step.conversation == conversation)
+        decisions = tuple(decision for decision in self.decisions if decision.conversation == conversation)
+        runs = {step.agent_span for step in steps}
+        agents = tuple(run for run in self.agents if run.span_id in runs)
+        return replace(self, steps=steps, decisions=decisions, agents=agents, loose_tools=(), result=None, input={})
+
+    @property
+    def all_decisions(self) -> tuple[RecordedDecision, ...]:
+        """The decisions of the attempt and of all its tool calls."""
+        tools = [*self.loose_tools, *(tool for step in self.steps for tool in step.tools)]
+        return (*self.decisions, *(decision for tool in tools for decision in tool.decisions))
 
     @property
     def tokens(self) -> tuple[int | None, int | None]:

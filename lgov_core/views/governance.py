@@ -28,6 +28,8 @@ from lgov_core.store import RolloutQueue, open_store
 from lgov_core.store.pages import ListedDecision, StorePages
 from lgov_core.trace import semconv
 from lgov_core.types import BLOCKING, Span
+from lgov_core.views.attempt_builder import subject_of
+from lgov_core.views.timeline import text_of
 
 #: Bars over time, keys that are kept apart, and how many of them are shown, in series and in the table.
 _BINS: Final = 60
@@ -138,6 +140,7 @@ def _item(decision: ListedDecision) -> dict[str, Any]:
         "policy": text(semconv.DECISION_POLICY),
         "rule": text(semconv.DECISION_RULE),
         "reason": text(semconv.DECISION_REASON),
+        "about": text_of(subject_of(attributes)),
         "severity": text(semconv.DECISION_SEVERITY),
         "decision_id": text(semconv.DECISION_ID) or None,
         "tool_call_id": text(semconv.TOOL_CALL_ID) or None,
@@ -180,6 +183,7 @@ def _span(entry: AuditEntry) -> Span:
         semconv.DECISION_POLICY: verdict["policy"],
         semconv.DECISION_RULE: verdict["rule"],
         semconv.DECISION_REASON: verdict["reason"],
+        semconv.TOOL_ARGUMENTS: None if verdict["effect"] == "allow" else entry.arguments,
         semconv.DECISION_SEVERITY: verdict["severity"],
         semconv.DECISION_WOULD: verdict["effect"] if verdict["effect"] != entry.effect else None,
     }

@@ -9,25 +9,19 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from lgov_core.errors import StoreError
-from lgov_core.policies.budgets.ledger import NANO, Price, find
 from lgov_core.store import TraceStore
 from lgov_core.store.pages import RUNNING, UNKNOWN, CallFigures, Filters, RolloutHead, StorePages, TaskGroup
 from lgov_core.trace.rollout_spans import attempt_of
 from lgov_core.train.loop.figures import mean_interval
 from lgov_core.types import Attempt, Outcome
-from lgov_core.views.attempt_builder import NotRecorded, read_attempt
-from lgov_core.views.attempt_view import AttemptView, ModelStep
 from lgov_core.views.timeline import as_json, text_of, text_ref
 
 #: Seconds after which a list that has to be looked through row by row answers with what it has, and where to go on.
 SEARCH_S: Final = 0.5
-#: Seconds without anything written after which a run without a recorded end is taken to be over.
-QUIET_S: Final = 600.0
 #: Rollouts, and groups, that are looked through together.
 _ROLLOUTS_A_PORTION: Final = 200
 _GROUPS_A_PORTION: Final = 20
@@ -55,53 +49,6 @@ def rollout_page(store: TraceStore, filters: Filters, before: int | None, limit:
     if len(heads) > limit:
         heads, seq, is_more = heads[:limit], heads[limit - 1].seq, True
     return {"items": rollout_rows(store, heads), "cursor": str(seq) if is_more else None}
-
-
-def run_page(
-    store: TraceStore, filters: Filters, before: int | None, limit: int, prices: Mapping[str, Price]
-) -> dict[str, Any]:
-    """A page of `rollout_page` with what is known of each run of an agent: its first and last text, agents, calls and cost.
-
-    ``prices`` are those of models, by name or glob; ``cost`` (US dollars) is None where a price or a count of tokens is
-    missing. ``ended`` is false for a run that is not known to have ended and wrote nothing for `QUIET_S` seconds.
-    """
-    page = rollout_page(store, filters, before, limit)
-    for row in page["items"]:
-        with suppress(NotRecorded):
-            row |= _run(read_attempt(store, row["rollout_id"], row["attempt"]), row["seconds"], prices)
-    return page
-
-
-def _run(view: AttemptView, seconds: float | None, prices: Mapping[str, Price]) -> dict[str, Any]:
-    texts = (message.text for step in view.steps[:1] for message in step.seen if message.role == "user")
-    wrote = next(((at, step.wrote) for at, step in reversed(list(enumerate(view.steps))) if step.wrote), None)
-    times = [at for step in view.steps for at in (step.started_at, step.ended_at) if at is not None]
-    times += [decision.at for decision in view.decisions if decision.at is not None]
-    tools = [tool for step in view.steps for tool in step.tools] + list(view.loose_tools)
-    costs = [_cost(step, prices) for step in view.steps]
-    prompt_tokens, response_tokens = view.tokens
-    return {
-        "agents": list(
-            dict.fromkeys([*(run.name for run in view.agents), *(step.agent for step in view.steps if step.agent)])
-        ),
-        "asked": text_of(next(texts, None) or (as_json(view.input) if view.input else None)),
-        "answered": text_of(view.result) if wrote is None else text_of(wrote[1]),
-        "tool_calls": len(tools),
-        "prompt_tokens": prompt_tokens,
-        "response_tokens": response_tokens,
-        "cost": None if not costs or None in costs else sum(filter(None, costs)) / NANO,
-        "seconds": seconds if seconds is not None or not times else max(times) - min(times),
-        "ended": view.outcome is not None or (bool(times) and time.time() - max(times) > QUIET_S),
-        "end_recorded": view.outcome is not None,
-    }
-
-
-def _cost(step: ModelStep, prices: Mapping[str, Price]) -> int | None:
-    """The price of a model call in billionths of a dollar."""
-    price = find(prices, step.model)
-    if price is None or step.prompt_tokens is None or step.response_tokens is None:
-        return None
-    return price.nano_usd(step.prompt_tokens, step.response_tokens)
 
 
 def group_page(

@@ -54,7 +54,7 @@ def _parts(view: AttemptView, tail: int, everything: bool) -> Iterable[Renderabl
     for decision in _worth_showing(view.decisions, everything):
         yield _decision(decision)
     for step in view.steps:
-        yield from _step(step, tail, everything)
+        yield from _step(step, tail, everything, several=len(view.conversations) > 1)
     if view.loose_tools:
         yield Rule(Text("tool calls of no known model call"), align="left", style="yellow")
         for tool in view.loose_tools:
@@ -70,12 +70,13 @@ def _parts(view: AttemptView, tail: int, everything: bool) -> Iterable[Renderabl
     yield from _rewards(view.loose_rewards, "reward of no known call")
 
 
-def _step(step: ModelStep, tail: int, everything: bool) -> Iterable[RenderableType]:
+def _step(step: ModelStep, tail: int, everything: bool, *, several: bool) -> Iterable[RenderableType]:
     weights = "unknown" if step.weights_version is None else str(step.weights_version)
     choice = f", choice {step.choice}" if step.choice else ""
     tokens = f"{_tokens(step.prompt_tokens, step.response_tokens)} tokens"
     origin = f"weights {weights}" if step.captured else "from its span"
     agent = f"{_plain(step.agent)}  " if step.agent else ""
+    agent = f"conversation {_plain(step.conversation)}  {agent}" if several else agent
     yield Rule(Text(f"turn {step.turn}{choice}  {agent}{_plain(step.model)}  {origin}  {tokens}"), align="left")
     for message in step.seen:
         yield _field(f"{message.role} said" if message.role == "user" else message.role, message.text, tail)
@@ -92,7 +93,7 @@ def _step(step: ModelStep, tail: int, everything: bool) -> Iterable[RenderableTy
 def _tool(tool: ToolStep, tail: int, everything: bool) -> Iterable[RenderableType]:
     yield _field("model called", f"{tool.name} {tool.arguments}", tail, style="bold")
     for decision in _worth_showing(tool.decisions, everything):
-        yield _decision(decision)
+        yield _decision(decision, of_tool=True)  # whose arguments stand above
     if tool.status is None:
         yield _field("tool", "no outcome was recorded")
     else:
@@ -107,11 +108,12 @@ def _worth_showing(decisions: Sequence[RecordedDecision], everything: bool) -> l
     return [decision for decision in decisions if everything or not routine(decision)]
 
 
-def _decision(decision: RecordedDecision) -> RenderableType:
+def _decision(decision: RecordedDecision, *, of_tool: bool = False) -> RenderableType:
     rule = f"{decision.policy}/{decision.rule}" if decision.rule else decision.policy
     text = f"  {rule}: {decision.reason}" if decision.reason else f"  {rule}"
     severity = f"  ({decision.severity})" if decision.blocks or decision.would else ""
     where = f"  at {decision.point}" if decision.point != "pre_tool_call" else ""
+    where += f"  about {decision.about}" if decision.about and not of_tool else ""
     style = _EFFECT_STYLES.get(decision.would or decision.effect, "")
     effect = f"{decision.effect} (would {decision.would})" if decision.would else decision.effect
     return _field("decision", Text.assemble((_plain(effect), style), _plain(text + severity + where)))

@@ -6,7 +6,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from itertools import zip_longest
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote, unquote
@@ -116,7 +116,7 @@ MOST_STEPS: Final = 500
 #: Of a `ModelStep`, what is shown as it is.
 _OF_STEP: Final = (
     *("turn", "response_id", "choice", "model", "weights_version", "prompt_tokens", "response_tokens", "finish_reason"),
-    *("started_at", "ended_at", "captured", "has_tokens"),
+    *("started_at", "ended_at", "captured", "has_tokens", "conversation"),
 )
 _OF_TOOL: Final = ("call_id", "name", "kind", "status", "error", "claimed", "started_at", "ended_at")
 #: By decision id: what a transform replaced, and with what.
@@ -124,15 +124,25 @@ Rewrites = Mapping[str, Mapping[str, Any]]
 
 
 def timeline(
-    store: TraceStore, view: AttemptView, trained: Trained, rewrites: Rewrites, first: int, count: int
+    store: TraceStore,
+    view: AttemptView,
+    trained: Trained,
+    rewrites: Rewrites,
+    first: int,
+    count: int,
+    conversation: str | None = None,
 ) -> dict[str, Any]:
-    """The attempt ``view`` with steps ``first`` to ``first + count``."""
-    return _Timeline(view, trained, rewrites).page(store, first, min(count, MOST_STEPS))
+    """The attempt ``view`` with ``count`` steps from ``first`` on: of all, or of those of one conversation."""
+    return _Timeline(view, trained, rewrites, conversation).page(store, first, min(count, MOST_STEPS))
 
 
 class _Timeline:
-    def __init__(self, view: AttemptView, trained: Trained, rewrites: Rewrites) -> None:
+    def __init__(self, whole: AttemptView, trained: Trained, rewrites: Rewrites, conversation: str | None) -> None:
+        view = whole if conversation is None else whole.part_of(conversation)
         self._view, self._trained, self._rewrites = view, trained, rewrites
+        self._conversations, kept = whole.conversations, frozenset(view.conversations)
+        #: The steps with their places in the whole attempt, by which their texts are found.
+        self._steps = [(at, step) for at, step in enumerate(whole.steps) if step.conversation in kept]
         self._runs: dict[str | None, AgentSpan] = {run.span_id: run for run in view.agents}
         calls = {step.response_id for step in view.steps}
         self._of_call: dict[str, list[RecordedDecision]] = defaultdict(list)
@@ -177,9 +187,10 @@ class _Timeline:
                 {"finding": diagnostic.finding.value, "subject": diagnostic.subject, "detail": diagnostic.detail}
                 for diagnostic in self._trained.diagnostics
             ],
-            "steps": [self._step(at, step) for at, step in enumerate(view.steps[first:last], first)],
-            "steps_total": len(view.steps),
-            "next": last if last < len(view.steps) else None,
+            "conversations": list(self._conversations),
+            "steps": [self._step(at, step) for at, step in self._steps[first:last]],
+            "steps_total": len(self._steps),
+            "next": last if last < len(self._steps) else None,
         }
 
     def _totals(self) -> dict[str, Any]:
@@ -190,13 +201,12 @@ class _Timeline:
         for rewards in (view.rewards, view.loose_rewards, *(step.rewards for step in (*view.steps, *tools))):
             for reward in rewards:
                 earned[reward.dimension].append(reward.value)
-        decisions = (decision for judged in (view, *tools) for decision in judged.decisions)
         prompt_tokens, response_tokens = view.tokens
         return {
             "prompt_tokens": prompt_tokens,
             "response_tokens": response_tokens,
             "earned": {name: math.fsum(earned[name]) for name in sorted(earned)},
-            "denials": sum(decision.blocks for decision in decisions),
+            "denials": sum(decision.blocks for decision in view.all_decisions),
         }
 
     def _step(self, at: int, step: ModelStep) -> dict[str, Any]:
@@ -229,7 +239,7 @@ class _Timeline:
         return {
             **{name: getattr(tool, name) for name in _OF_TOOL},
             "arguments": self._text(tool.arguments, f"{path}.arguments"),
-            "decisions": [self._decision(decision) for decision in tool.decisions],
+            "decisions": [self._decision(replace(decision, about=None)) for decision in tool.decisions],
             "result": self._text(tool.result, f"{path}.result"),
             "rewards": list(map(_fields, tool.rewards)),
         }
@@ -237,6 +247,7 @@ class _Timeline:
     def _decision(self, decision: RecordedDecision) -> dict[str, Any]:
         return {
             **_fields(decision),
+            "about": text_of(decision.about),
             "routine": routine(decision),
             "rewritten": self._rewrites.get(decision.decision_id or ""),
         }

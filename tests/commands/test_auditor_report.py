@@ -13,7 +13,7 @@ import pytest
 
 import lgov_core.audit
 from lgov_core import Action, Decision, Effect, Point
-from lgov_core.audit import AuditLog, make_key
+from lgov_core.audit import AuditLog, load_key, make_key
 from lgov_core.audit.reading import EntrySelection
 from lgov_core.commands.group import Exit
 from tests.commands.cli_runner import lgov
@@ -26,6 +26,9 @@ SHADOWED = Decision(
     "",
     parts=(Decision(Effect.DENY, "desk", "no-write", "it writes", shadowed=True),),
     policy_digest="a" * 64,
+)
+REJECTED = Decision(
+    Effect.DENY, "refunds", "approval-rejected", "Ada rejected this call: too much", policy_digest="b" * 64
 )
 APPROVED = Decision(Effect.ALLOW, "refunds", "approved", "Ada approved it (request apr_1)", policy_digest="b" * 64)
 
@@ -81,7 +84,89 @@ def test_the_report_says_who_was_denied_and_approved_and_what_proves_it(record: 
     ]
     (approval,) = report["approvals"]
     assert (approval["name"], approval["reason"]) == ("refund", "Ada approved it (request apr_1)")
-    assert report["changes"][0]["what"] == "texts of 1 entries erased: asked for"
+    assert report["changes"][0]["what"] == "texts of 1 entry erased: asked for"
+
+
+def test_a_rejection_by_a_person_is_no_denial_by_a_policy(record: Path) -> None:
+    with AuditLog(record, signer=load_key(record.parent / "audit.key")) as log:
+        log.commit(act("refund", order=8), REJECTED)
+    report = json.loads(lgov("export", str(record), "--format", "report", "--json").stdout)
+    (rejection,) = report["rejections"]
+    assert (rejection["reason"], rejection["arguments"]) == ("Ada rejected this call: too much", '{"order":8}')
+    assert "refund" not in [row["name"] for row in report["denials"]]
+
+
+def test_it_says_what_it_cannot_see(record: Path) -> None:
+    text = lgov("export", str(record), "--format", "report").stdout
+    assert "An empty list does not show that everything was governed." in text
+
+
+def rotated(record: Path, archive: str) -> None:
+    assert lgov("audit", "rotate", str(record), "--to", archive).exit_code == 0
+    with AuditLog(record, signer=load_key(record.parent / "audit.key")) as log:
+        log.commit(act("run_sql", query="DROP TABLE wages"), DENIED)
+
+
+def test_archives_that_the_record_names_are_in_the_report(record: Path) -> None:
+    rotated(record, "far/archive")
+    report = json.loads(lgov("export", str(record), "--format", "report", "--json").stdout)
+    archived, current = (row["file"] for row in report["records"])
+    assert current == "audit.db"
+    assert [(row["record"], row["name"]) for row in report["denials"]] == [
+        (archived, "write_file"),
+        (archived, "write_file"),
+        (archived, "run_sql"),
+        (current, "run_sql"),
+    ]
+    assert "records" not in report["notes"]
+
+
+def test_an_archive_that_was_changed_breaks_the_report_and_one_that_is_elsewhere_is_said(record: Path) -> None:
+    rotated(record, "far/archive")
+    (archive,) = (record.parent / "far/archive").glob("*.db")
+    forge(archive)
+    broken = lgov("export", str(record), "--format", "report", "--json")
+    assert broken.exit_code == Exit.AUDIT_BROKEN
+    assert [row["ok"] for row in json.loads(broken.stdout)["records"]] == [False, True]
+    archive.unlink()
+    alone = lgov("export", str(record), "--format", "report", "--json")
+    assert alone.exit_code == 0
+    assert "was not found: its entries are not in this report" in json.loads(alone.stdout)["notes"]["records"]
+
+
+def alone(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The verifier as an auditor runs it: one file, without lgov and all packages."""
+    shutil.copy(Path(lgov_core.audit.__file__).parent / "verify.py", folder / "verify.py")
+    command = [sys.executable, "-I", "-S", "verify.py", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_report_is_signed_with_the_key_of_the_record(record: Path) -> None:
+    folder = record.parent
+    assert lgov("export", str(record), "--format", "report", "--to", "report.html").exit_code == 0
+    done = alone(folder, "report.html", "--key", "audit.key.pub")
+    assert done.returncode == 0, done.stdout
+    assert "which is the one given" in done.stdout
+    assert lgov("audit", "verify", "report.html", "--key", "audit.key.pub").exit_code == 0
+    make_key(folder / "other.key")
+    assert "not with the one given" in alone(folder, "report.html", "--key", "other.key.pub").stdout
+    page = (folder / "report.html").read_text()
+    (folder / "report.html").write_text(page.replace("no-drop", "no-harm"))
+    assert alone(folder, "report.html", "--key", "audit.key.pub").returncode == 4
+    assert lgov("audit", "verify", "report.html").exit_code == Exit.AUDIT_BROKEN
+    (folder / "report.html").write_text(page)
+    signature = json.loads((folder / "report.html.sig").read_text())
+    (folder / "report.html.sig").write_text(json.dumps({**signature, "body": signature["body"].replace("17", "18", 1)}))
+    assert alone(folder, "report.html").returncode == 4
+
+
+def test_without_the_secret_key_a_report_is_not_signed_and_says_so(record: Path) -> None:
+    (record.parent / "audit.key").unlink()
+    (record.parent / "report.txt.sig").write_text("of an older report")
+    done = lgov("export", str(record), "--format", "report", "--to", "report.txt")
+    assert done.exit_code == 0
+    assert "not signed" in done.stderr
+    assert not (record.parent / "report.txt.sig").exists()
 
 
 def test_the_page_loads_nothing_and_escapes_what_agents_wrote(record: Path) -> None:

@@ -84,6 +84,7 @@ def test_decisions_outcomes_rewards_and_spans_become_rows(tmp_path: Path) -> Non
         "lgov.decision.rule": "no-drop",
         "lgov.decision.reason": "it destroys a table",
         "lgov.decision.severity": "critical",
+        "gen_ai.tool.call.arguments": '{"query": "DROP TABLE t", "n": 1}',
     }
     assert (denied.name, denied.span_id, denied.started_at, denied.ended_at) == (
         "execute_tool run_sql",

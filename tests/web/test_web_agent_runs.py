@@ -165,3 +165,65 @@ def test_axe_finds_nothing_serious_on_the_runs(window: Served, browser: Any) -> 
     serious = [one for one in page.evaluate("axe.run()")["violations"] if one["impact"] in ("serious", "critical")]
     context.close()
     assert serious == []
+
+
+def serve_two(path: Path) -> None:
+    """One process that talked to Ann in a named thread, and to somebody whom nothing names."""
+    began = time.time() - 60
+    with open_store(path) as store:
+        store.add_rollouts([Rollout("both", "app.py", "", {"command": ["app.py", "--port", "80"]}, began)])
+        store.start_attempt("both", 1)
+        for at, (text, metadata) in enumerate([("I am Ann", {"thread_id": "ann"}), ("Who am I?", {})]):
+            store.add_call(
+                CapturedCall(
+                    response_id=f"r{at}",
+                    model="gpt-5",
+                    request={"messages": [{"role": "user", "content": text}], "metadata": metadata},
+                    response={"choices": [{"message": {"role": "assistant", "content": f"Answer {at}"}}]},
+                    prompt_ids=None,
+                    response_ids=None,
+                    logprobs=None,
+                    finish_reason="stop",
+                    weights_version=None,
+                    temperature=1.0,
+                    top_p=1.0,
+                    started_at=began + at,
+                    ended_at=began + at + 0.5,
+                    rollout_id="both",
+                    attempt=1,
+                    agent="desk",
+                    tool_call_ids=(),
+                )
+            )
+
+
+def test_two_conversations_of_a_process_are_two_rows_each_of_which_opens_alone(tmp_path: Path, page: Any) -> None:
+    serve_two(tmp_path / "traces.sqlite")
+    with served(tmp_path / "traces.sqlite") as opened:
+        opened.open(page, "")
+        rows = page.get_by_role("region", name="Agent runs").locator("tbody tr")
+        expect(rows).to_have_count(3)
+        expect(rows.nth(0)).to_contain_text("app.py --port 80 2 conversations")
+        expect(rows.nth(1)).to_contain_text("Who am I?")
+        expect(rows.nth(1)).to_contain_text("conversation from turn 2")
+        expect(rows.nth(2)).to_contain_text("conversation ann")
+        page.get_by_role("searchbox").fill("i am ann")
+        expect(rows).to_have_count(2)
+        expect(rows.nth(0)).to_contain_text("1 of 2 conversations")
+        rows.nth(1).get_by_role("link").click()
+        turns = page.get_by_role("list", name="Turns")
+        expect(turns.locator("[data-row]")).to_have_count(1)
+        expect(page.locator("main")).to_contain_text("I am Ann")
+        page.get_by_label("Conversation").select_option("")
+        expect(turns.locator("[data-row]")).to_have_count(2)
+        expect(turns).to_contain_text("conversation from turn 2")
+
+
+def test_an_exported_page_opens_a_conversation_alone_too(tmp_path: Path, page: Any) -> None:
+    serve_two(tmp_path / "traces.sqlite")
+    report = tmp_path / "report.html"
+    done = CliRunner().invoke(cli, ["view", str(tmp_path / "traces.sqlite"), "--export", str(report)])
+    assert done.exit_code == 0, done.output
+    page.goto(f"{report.as_uri()}#/rollout/both?conversation=ann")
+    turns = page.get_by_role("list", name="Turns")
+    expect(turns.locator("[data-row]")).to_have_count(1)

@@ -31,6 +31,7 @@ from lgov_core.gateway.operation import log_failure
 from lgov_core.gateway.protocol import Attribution
 from lgov_core.gateway.server import EndpointServer, served_alone
 from lgov_core.policies.approvals.requests import KEY_PREFIX
+from lgov_core.views.agent_runs import run_page
 from lgov_core.views.attempt_builder import read_attempt
 from lgov_core.views.attempt_view import AttemptView
 from lgov_core.views.governance import (
@@ -42,7 +43,7 @@ from lgov_core.views.governance import (
     decision_page,
     list_approvals,
 )
-from lgov_core.views.lists import group_page, proposed_pairs, rollout_page, run_page
+from lgov_core.views.lists import group_page, proposed_pairs, rollout_page
 from lgov_core.views.sources import unreadable
 from lgov_core.views.timeline import MOST, MOST_STEPS, parting, read_text, timeline
 from lgov_core.views.training import MOST_TOKENS, Trained, run_figures, run_summary, token_columns
@@ -98,11 +99,9 @@ def rollout(window: Window, params: Params, query: Query) -> Any:
     source = window.source(query.text("source"))
     first, count = query.whole("from", 0, 0, _FAR), query.whole("count", 200, 1, MOST_STEPS)
     view = read_attempt(source.store, params["rollout"], query.attempt())
-    tools = [tool for step in view.steps for tool in step.tools]
-    decisions_of = [decision for judged in (view, *tools, *view.loose_tools) for decision in judged.decisions]
-    transformed = any("transform" in (decision.effect, decision.would) for decision in decisions_of)
+    transformed = any("transform" in (decision.effect, decision.would) for decision in view.all_decisions)
     rewrites = source.rewrites(view.rollout_id) if transformed else {}
-    page = timeline(source.store, view, _trained(source, view), rewrites, first, count)
+    page = timeline(source.store, view, _trained(source, view), rewrites, first, count, query.text("conversation"))
     return {"source": source.source.source_id, **page}
 
 

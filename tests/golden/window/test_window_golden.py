@@ -84,7 +84,7 @@ def compare(place: str, answers: dict[str, Any]) -> None:
 
 
 def _before_times(answer: Any) -> Any:
-    """The answer without the times of tool calls and the sources of arguments, which were not in it then."""
+    """The answer without the times of tool calls, the sources of arguments and conversations, which were not in it then."""
     if isinstance(answer, list):
         return [_before_times(item) for item in answer]
     if not isinstance(answer, dict):
@@ -93,7 +93,9 @@ def _before_times(answer: Any) -> Any:
     return {
         name: _before_times(item)
         for name, item in answer.items()
-        if not (is_tool and name in ("started_at", "ended_at")) and not (name == "sources" and item == {})
+        if not (is_tool and name in ("started_at", "ended_at"))
+        and not (name == "sources" and item == {})
+        and name not in ("conversation", "conversations")
     }
 
 

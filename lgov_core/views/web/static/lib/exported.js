@@ -12,10 +12,17 @@ export function fromFile(path, params, address) {
   const given = { ...params };
   delete given.limit;
   delete given.cursor;
-  const exact = at(address(path, given));
+  const exact = at(address(path, given)) ?? ofConversation(at(address(path, bare(given))), given.conversation);
   if (exact || !LISTS.includes(path)) return exact ?? at(address(path, bare(given)));
   const all = at(address(path, bare(given)));
   return all && { ...all, items: all.items.filter((item) => passes(path, item, given)) };
+}
+
+/** Of an attempt that is there whole, the steps of one conversation; undefined for anything else. */
+function ofConversation(whole, name) {
+  if (!whole?.steps || !name) return undefined;
+  const of = (rows) => rows.filter((row) => row.conversation === name);
+  return { ...whole, steps: of(whole.steps), decisions: of(whole.decisions), loose_tools: [], input: null, result: null, steps_total: of(whole.steps).length, next: null };
 }
 
 /** Without what has a default: only what the exporter may have given. */

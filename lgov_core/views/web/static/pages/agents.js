@@ -4,7 +4,7 @@ import { useApi, usePages } from "../lib/api.js";
 import { clock, number, plain, plural, seconds } from "../lib/format.js";
 import { link } from "../lib/router.js";
 import { Choice, More, Search, SourceChoice, sourceOf } from "../parts/filters.js";
-import { Badge, Card, Empty, Head, Ready } from "../parts/ui.js";
+import { Badge, Card, Conversation, Empty, Head, Ready } from "../parts/ui.js";
 
 const FILTERS = ["agent", "outcome", "denied", "policy", "rule", "text"];
 const DENIED = [["1", "something was blocked"], ["would", "shadow mode would have blocked"], ["0", "nothing was blocked"]];
@@ -37,14 +37,30 @@ function Runs({ items }) {
   return html`<${Card} flush label="Agent runs"><div class="scroll" tabindex="0"><table>
     <thead><tr><th>Begun</th><th>Asked</th><th>Answered</th><th>Agents</th><th>End</th><th class="num">Model calls</th><th class="num">Tool calls</th>
       <th class="num">Blocked</th><th class="num">Tokens</th>${money && html`<th class="num">Cost</th>`}<th class="num">Took</th></tr></thead>
-    <tbody>${items.map((row) => html`<tr data-row>
-      <td class="nowrap"><a href=${link(["rollout", row.rollout_id], { source: row.source, attempt: row.attempt })}>${clock(row.created_at)}</a></td>
-      <td class="wide"><${Beginning} value=${row.asked} /></td><td class="wide"><${Beginning} value=${row.answered} /></td>
-      <td>${row.agents.map(plain).join(", ") || "–"}</td><td><${End} row=${row} /></td>
-      <td class="num">${number(row.turns)}</td><td class="num">${number(row.tool_calls)}</td>
-      <td class="num">${row.denials > 0 ? html`<${Badge} value=${number(row.denials)} kind="bad" />` : "0"}${row.would > 0 && html` <${Badge} value=${"would block " + row.would} kind="warn" />`}</td>
-      <td class="num">${row.prompt_tokens === null ? "–" : number(row.prompt_tokens + (row.response_tokens ?? 0))}</td>
-      ${money && html`<td class="num">${dollars(row.cost)}</td>`}<td class="num">${seconds(row.seconds)}</td></tr>`)}</tbody></table></div><//>`;
+    <tbody>${items.map((row) => html`<${Run} row=${row} money=${money} />
+      ${row.conversations?.map((part) => html`<${Run} row=${part} of=${row} money=${money} />`)}`)}</tbody></table></div><//>`;
+}
+
+/** A run, or one of the conversations `of` a run. A run with several is asked and answered in them. */
+function Run({ row, of = row, money }) {
+  const address = link(["rollout", of.rollout_id], { source: of.source, attempt: of.attempt, conversation: row.conversation });
+  const several = row.conversations?.length > 0;
+  return html`<tr data-row class=${of === row ? "" : "part"}>
+    <td class="nowrap"><a href=${address}>${clock(of === row ? row.created_at : row.started_at)}</a></td>
+    ${several
+      ? html`<td class="wide" colspan="2"><span class="mono">${plain((row.command ?? []).join(" ") || row.task_id)}</span>${" "}
+          <span class="muted">${conversations(row)}</span></td>`
+      : html`<td class="wide"><${Beginning} value=${row.asked} /></td><td class="wide"><${Beginning} value=${row.answered} /></td>`}
+    <td>${row.agents.map(plain).join(", ") || "–"}</td>
+    <td>${of === row ? html`<${End} row=${row} />` : html`<${Conversation} name=${row.conversation} />`}</td>
+    <td class="num">${number(row.turns)}</td><td class="num">${number(row.tool_calls)}</td>
+    <td class="num">${row.denials > 0 ? html`<${Badge} value=${number(row.denials)} kind="bad" />` : "0"}${row.would > 0 && html` <${Badge} value=${"would block " + row.would} kind="warn" />`}</td>
+    <td class="num">${row.prompt_tokens === null ? "–" : number(row.prompt_tokens + (row.response_tokens ?? 0))}</td>
+    ${money && html`<td class="num">${dollars(row.cost)}</td>`}<td class="num">${seconds(row.seconds)}</td></tr>`;
+}
+
+function conversations({ conversations: listed, conversation_count: count }) {
+  return listed.length < count ? `${listed.length} of ${number(count)} conversations` : plural(count, "conversation");
 }
 
 const SHOWN = 140;

@@ -6,6 +6,7 @@ import { changed, go, link } from "../lib/router.js";
 import { AuditState, Replay } from "../parts/audit.js";
 import { Chart, Legend } from "../parts/chart.js";
 import { Choice, More, SourceChoice, sourceOf } from "../parts/filters.js";
+import { Line } from "../parts/text.js";
 import { Badge, Card, Empty, Facts, Head, Ready, Tabs, effectName, kindOf } from "../parts/ui.js";
 
 const BY = [["policy", "Policy"], ["rule", "Rule"], ["tool", "Tool"], ["agent", "Agent"]];
@@ -94,7 +95,7 @@ function DecisionList({ route, source }) {
         <tbody>${pages.items.map((one) => html`<tr data-row>
           <td class="num">${clock(one.at)}</td><td><${Badge} value=${one.effect} />${one.would && html` <${Badge} value=${"would " + one.would} kind="warn" />`}</td>
           <td>${plain(one.policy)} / ${plain(one.rule)}</td><td class="mono">${plain(one.tool || one.action)} <span class="muted small">${plain(one.point)}</span></td>
-          <td class="wide" dir="auto">${plain(one.reason)}</td>
+          <td class="wide" dir="auto">${plain(one.reason)}${one.about && html`<${Line} value=${one.about} />`}</td>
           <td>${one.rollout_id ? html`<a class="mono" href=${link(["rollout", one.rollout_id], { source, attempt: one.attempt })}>${brief(one.rollout_id)}</a>` : "–"}</td></tr>`)}</tbody></table></div>
         <div class="body-pad"><${More} pages=${pages} noun="decision" /></div>`}<//><//>`;
 }

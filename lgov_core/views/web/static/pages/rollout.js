@@ -3,7 +3,7 @@ import { html, useEffect } from "../lib/html.js";
 import { useApi } from "../lib/api.js";
 import { clock, number, plain, seconds, signed } from "../lib/format.js";
 import { changed, go, link } from "../lib/router.js";
-import { sourceOf } from "../parts/filters.js";
+import { Choice, sourceOf } from "../parts/filters.js";
 import { Decisions, Rewards } from "../parts/decision.js";
 import { Messages, StepFacts, Tool } from "../parts/step.js";
 import { useSteps } from "../parts/steps.js";
@@ -17,9 +17,10 @@ export function Rollout({ route, sources }) {
   const { id: source, has } = sourceOf(route, sources);
   const attempt = route.query.get("attempt");
   const path = id ? `rollouts/${encodeURIComponent(id)}` : null;
-  const result = useApi(path, { source, attempt }, { what: ["rollouts", "calls", "decisions"] });
+  const conversation = route.query.get("conversation");
+  const result = useApi(path, { source, attempt, conversation }, { what: ["rollouts", "calls", "decisions"] });
   if (!id) return html`<${Empty} title="No rollout is named"><a href=${link("tasks")}>Choose one in Tasks</a>.<//>`;
-  return html`<${Ready} result=${result} lines=${12}>${(data) => html`<${Loaded} key=${id + data.attempt} data=${data} route=${route} training=${has.training} />`}<//>`;
+  return html`<${Ready} result=${result} lines=${12}>${(data) => html`<${Loaded} key=${id + data.attempt + conversation} data=${data} route=${route} training=${has.training} />`}<//>`;
 }
 
 /** An attempt without rewards, of which only a training speaks. */
@@ -30,7 +31,7 @@ function withoutRewards(data) {
 
 function Loaded({ data: recorded, route, training }) {
   const data = training ? recorded : withoutRewards(recorded);
-  const { steps: read, next, more, error } = useSteps(data);
+  const { steps: read, next, more, error } = useSteps(data, route.query.get("conversation"));
   const steps = training ? read : read.map((step) => ({ ...step, rewards: [], tools: step.tools.map((tool) => ({ ...tool, rewards: [] })) }));
   const wanted = route.query.get("step");
   const at = wanted === null ? firstToLookAt(steps) : Number(wanted);
@@ -59,6 +60,8 @@ function Loaded({ data: recorded, route, training }) {
       ["Trained on", data.trained_step && `update ${data.trained_step}`],
       ["Advantages", data.advantage_source && { trainer: "as trained on", recomputed: "recomputed" }[data.advantage_source]],
     ]} />
+    ${data.conversations.length > 1 && html`<form class="filters" onSubmit=${(event) => event.preventDefault()}>
+      <${Choice} route=${route} name="conversation" label="Conversation" all=${`all ${data.conversations.length}`} also=${{ step: "" }} options=${data.conversations} /></form>`}
     ${data.outcome === "unknown" && html`<p class="banner warn">Its begin and end are not recorded: it is known from its calls and spans only.</p>`}
     <${About} data=${data} known=${data.outcome !== "unknown"} />
     ${steps.length === 0 && html`<${Empty} title="No model call yet">A call appears here when the model has answered.<//>`}

@@ -12,6 +12,7 @@ export function Decision({ decision, source }) {
       <a href=${link("governance", { source, policy, rule })}><b>${plain(policy)}</b> / ${plain(rule)}</a>
       <span class="muted small">${plain(point)}${action ? " · " + plain(action) : ""}${effect !== "allow" ? " · " + plain(severity) : ""}</span></div>
     ${reason && html`<p dir="auto">${plain(reason)}</p>`}
+    ${decision.about && html`<${Text} value=${decision.about} source=${source} json label="what it is about" />`}
     ${rewritten && html`<div class="split"><div><p class="role">before</p><${Text} value=${rewritten.before} source=${source} json label="arguments before" /></div>
       <div><p class="role">after</p><${Text} value=${rewritten.after} source=${source} json label="arguments after" /></div></div>`}
   </div>`;

@@ -2,12 +2,14 @@
 import { html } from "../lib/html.js";
 import { number, plain, seconds } from "../lib/format.js";
 import { Rewards } from "./decision.js";
-import { Badge } from "./ui.js";
+import { Badge, Conversation } from "./ui.js";
 
 /** `agents` are the agent runs, `at` the index of the open step, `address(step)` where a step is opened. */
 export function Timeline({ steps, agents, at, address }) {
   const span = extent(steps);
+  const several = new Set(steps.map((step) => step.conversation)).size > 1;
   return html`<ol class="timeline" aria-label="Turns">${steps.map((step, i) => html`
+    ${several && (i === 0 || steps[i - 1].conversation !== step.conversation) && html`<li class="agent"><${Conversation} name=${step.conversation} /></li>`}
     ${(i === 0 || steps[i - 1].agent_id !== step.agent_id || steps[i - 1].agent !== step.agent) && step.agent &&
       html`<li class="agent depth-${Math.min(step.depth, 6)}"><span class="visually-hidden">Agent </span>${plain(path(agents, step))}</li>`}
     <li class="depth-${Math.min(step.depth, 6)}">

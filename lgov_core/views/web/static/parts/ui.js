@@ -53,6 +53,12 @@ const KINDS = {
   transform: "other", handoff: "other", infrastructure: "other", running: "accent", pending: "accent",
 };
 
+/** The name of one of several conversations in a run. */
+export function Conversation({ name }) {
+  const title = /^from turn \d+$/.test(name) ? "Nothing names this conversation: it is told apart by its messages and its agent's run" : "As the framework or the request names it";
+  return html`<span class="small" title=${title}><span class="muted">conversation </span>${plain(name)}</span>`;
+}
+
 /** What people read for an effect: a call that escalates waits for an approval. */
 export const effectName = (effect) => (effect === "escalate" ? "pending approval" : effect);
 
