@@ -237,9 +237,11 @@ class Conversations:
         keys = keys or _keys(action, keys)
         own = [KnownText.of_user(text) for text in user_texts_of(action)]
         conversations = self._known(keys)
-        user_texts = [*own, *dict.fromkeys([text for each in conversations for text in each.user_texts.values()])]
-        lost = not (keys or own) or any([each.lost for each in conversations]) or any(map(self._forgotten.get, keys))
-        return KnownTexts(user_texts, conversations, lost)
+        user_texts = dict.fromkeys([*own, *(text for each in conversations for text in each.user_texts.values())])
+        lost = not (keys or own) or any([each.lost for each in conversations])
+        if len(conversations) < len(keys):
+            lost = lost or any(map(self._forgotten.get, keys))
+        return KnownTexts(tuple(user_texts), conversations, lost)
 
     def note_said(self, action: Action, texts: Iterable[str], origin: str = "user") -> None:
         """Remembers what the user or the developer wrote, the last text last."""

@@ -51,6 +51,7 @@ _NUMBER: Final = re.compile(r"[\d.,+-]+")
 
 ValueKind = Literal[AddressKind, "number", "name", "text"]
 Confidentiality = Literal["public", "personal", "secret"]
+_ALL_KINDS: Final = frozenset[str]((*KINDS, "number", "name", "text"))
 _LEVELS: Final[tuple[Confidentiality, ...]] = ("public", "personal", "secret")
 #: The classes of texts in ``allow`` and ``deny``; everything else there names tools, and fields of their results.
 CLASSES: Final = frozenset({"user", "system", "trusted", "untrusted", "fields", "pointed", "model", "*"})
@@ -267,13 +268,12 @@ class FlowPolicy(BoundedPolicy):
                     continue
                 if len(text) > MAX_TEXT:
                     raise Unclear(f"{self.slug}-unscanned", f"{_place(name)} is longer than {MAX_TEXT} characters.")
-                values = [UsedValue(name, address.kind, address) for address in addresses(text, name)]
-                if not values and text.strip():
+                named, kinds = addresses(text, name), self.kinds if judged else _ALL_KINDS
+                values = [UsedValue(name, address.kind, address) for address in named if address.kind in kinds]
+                if not named and text.strip():
                     kind = "text" if len(text) > MAX_VALUE else "number" if _NUMBER.fullmatch(text) else "name"
-                    if kind in self.kinds or not judged:
+                    if kind in kinds:
                         values = [UsedValue(name, kind, words_of(text), loose_words(text))]
-                if judged:
-                    values = [value for value in values if value.kind in self.kinds]
                 if judged and (values or strict) and not text.isascii() and INVISIBLE.search(text):
                     reason = f"{_place(name)} hides characters in an address. Write it plainly."
                     raise Unclear(f"{self.slug}-hidden", reason)
@@ -355,24 +355,23 @@ class FlowPolicy(BoundedPolicy):
 
     def _verdict(self, action: Action, values: Sequence[UsedValue], texts: KnownTexts) -> Decision:
         taken: dict[tuple[KnownText, str], set[Address | str]] = {}
-        came: dict[str, list[str]] = {}
+        came: dict[str, dict[str, None]] = {}
         refused: tuple[UsedValue, list[str]] | None = None
         for value in values:
             terms, sources = self._only_terms or self._terms_of(value.argument), self._sources(value, texts)
-            names = [origin for _, origin, _ in sources]
+            names = dict.fromkeys([origin for _, origin, _ in sources] or _BY_MODEL)
             allowed = [(label, text) for label, origin, text in sources if terms.allow.name(label, origin)]
-            pointed = [text for label, text in allowed if label == "pointed"]
-            came.setdefault(value.argument, []).extend(names or _BY_MODEL)
-            if len(pointed) < len(allowed) or terms.trust(value):
+            came[value.argument] = {**came[value.argument], **names} if value.argument in came else names
+            if any([label != "pointed" for label, _ in allowed]) or terms.trust(value):
                 continue
             denied = texts.lost or any(terms.deny.name(label, origin) for label, origin, _ in sources)
-            if pointed:
-                taken.setdefault((pointed[0], value.argument), set()).add(value.form)
-            elif isinstance(value.form, Address) or denied or not (names or terms.deny.classes.isdisjoint(_OF_MODELS)):
-                refused = refused or (value, names)
-        origins = {
-            name[:_MOST_NAME]: [*dict.fromkeys(names)][:_MOST] for name, names in [*came.items()][:_MOST_ARGUMENTS]
-        }
+            if allowed:
+                taken.setdefault((allowed[0][1], value.argument), set()).add(value.form)
+            elif (
+                isinstance(value.form, Address) or denied or not (sources or terms.deny.classes.isdisjoint(_OF_MODELS))
+            ):
+                refused = refused or (value, [*names] if sources else [])
+        origins = {name[:_MOST_NAME]: [*names][:_MOST] for name, names in [*came.items()][:_MOST_ARGUMENTS]}
         if refused is not None:
             return self._refusal(*refused, texts).changed(sources=origins)
         for (text, argument), forms in taken.items():

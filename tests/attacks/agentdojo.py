@@ -8,8 +8,9 @@ that a policy does not deny.
 
 Results are given as JSON, as most frameworks write them. The data has them cut at 4,000 characters, without the entry that is
 cut off; where AgentDojo's environment is installed (``pip install --no-deps agentdojo==0.1.35 deepdiff cachebox orderly-set
-docstring_parser email-validator dnspython``) they are whole. Beside them the ground truth of tau2's retail and airline tasks,
-where inspect_evals is installed: without injections, and with what the user knows as what the user says.
+docstring_parser email-validator dnspython``) they are whole. Beside them, where inspect_evals is installed, the ground truth of
+tasks without injections: of its suite workspace_plus, and of tau2's retail and airline, with what the user knows as what the
+user says.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies import dry_run, load_policies
 from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome
+from tests.attacks import workspace_plus
 from tests.policies import tau2_tasks
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "agentdojo"
@@ -108,13 +110,27 @@ def tasks() -> tuple[Task, ...]:
         clean, attacked = (steps_of(suite, traces[kind]["steps"], goal if kind else "") for kind in (False, True))
         every.append(Task(suite, name, traces[False]["prompt"], clean, attacked, goal))
     for domain in ("retail", "airline") if tau2_tasks.DATA is not None and tau2_tasks.DATA.is_dir() else ():
-        steps: dict[str, list[Step]] = {}
-        for call in tau2_tasks.ground_truth(domain):
-            if call.result is not None:
-                steps.setdefault(call.task, []).append(Step(call.tool, call.arguments, call.result))
         prompts = tau2_tasks.said_by_users(domain)
-        every += [Task(f"tau2 {domain}", name, prompts[name], clean, (), "") for name, clean in steps.items()]
+        calls = [call for call in tau2_tasks.ground_truth(domain) if call.result is not None]
+        every += harmless(
+            f"tau2 {domain}",
+            [(call.task, prompts[call.task], Step(call.tool, call.arguments, call.result or "")) for call in calls],
+        )
+    if workspace_plus.is_installed():
+        calls = workspace_plus.ground_truth()
+        every += harmless(
+            "workspace+",
+            [(call.task, call.prompt, Step(call.tool, call.arguments, json_of(call.result or ""))) for call in calls],
+        )
     return tuple(every)
+
+
+def harmless(suite: str, steps: Iterable[tuple[str, str, Step]]) -> list[Task]:
+    """Tasks without injections out of their steps, each with the name of its task and what the user says."""
+    by_task: dict[tuple[str, str], list[Step]] = {}
+    for name, prompt, step in steps:
+        by_task.setdefault((name, prompt), []).append(step)
+    return [Task(suite, name, prompt, clean, (), "") for (name, prompt), clean in by_task.items()]
 
 
 @cache
@@ -158,13 +174,18 @@ def step_of(row: Mapping[str, Any]) -> Step:
 
 
 def as_json(text: str) -> str:
-    """A result in YAML as JSON; text that says nothing more as it is."""
+    """A result of the data, in YAML, as JSON."""
     lines = text.splitlines()
     if len(text) >= MAX_OUTPUT:  # cut off: without its last entry
         ends = [at for at, line in enumerate(lines) if line.startswith("- ")]
         lines = lines[: ends[-1]] if ends else lines
+    return json_of("\n".join(lines))
+
+
+def json_of(text: str) -> str:
+    """A result in YAML as JSON; text that says nothing more as it is."""
     try:
-        value = yaml.load("\n".join(lines), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        value = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError:
         return text
     return json.dumps(value, default=str, ensure_ascii=False) if isinstance(value, list | dict) else text
@@ -259,6 +280,8 @@ def governor(policy: Document) -> Governor:
 @cache
 def offered(suite: str) -> dict[str, Any]:
     """The schemas of the tools of a suite, which its model is offered."""
+    if suite == "workspace+":
+        return workspace_plus.offered()
     return {tool["name"]: tool["parameters"] for tool in rows("tools.jsonl") if suite in tool["suite"]}
 
 
@@ -379,7 +402,11 @@ WAYS = (
 )  # fmt: skip
 SUITES = ("banking", "slack", "travel", "workspace")
 #: Tasks without injections, of which nothing may be denied: where inspect_evals is installed.
-HARMLESS = ("tau2 retail", "tau2 airline")
+HARMLESS = {
+    "workspace+": workspace_plus.INSTALL,
+    "tau2 retail": "pip install --no-deps inspect-evals==0.28.0",
+    "tau2 airline": "pip install --no-deps inspect-evals==0.28.0",
+}
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -388,6 +415,8 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(f"AgentDojo's calls are not at {DATA}: tasks.jsonl, tools.jsonl, traces.jsonl")
     known = {task.suite for task in tasks()}
     suites = [name for name in (*SUITES, *HARMLESS) if name in known]
+    for name in HARMLESS.keys() - known:
+        print(f"{name} is left out: it is not installed ({HARMLESS[name]})")
     suites = [name for name in suites if "--suite" not in arguments or name in arguments]
     ways = [way for way in WAYS if "--way" not in arguments or way in arguments]
     print(f"{'policy':28}{'suite':12}{'injections through':>22}{'user calls denied':>22}{'asked':>16}{'tasks':>8}")

@@ -13,7 +13,7 @@ import pytest
 
 from lgov_core.policies import PolicySet, load_policies
 from lgov_core.types import Action, Point
-from tests.attacks import agentdojo
+from tests.attacks import agentdojo, workspace_plus
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "agentdojo"
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason=f"needs the data set at {DATA}")
@@ -129,3 +129,15 @@ def test_a_policy_from_half_of_the_tasks_stops_every_injection_of_banking_and_fe
     assert (len(score.denied), len(score.asked), score.calls) == (8, 6, 89)
     assert Counter(why.partition(":")[0] for _, why in score.denied) == {"update_user_info": 2, "send_money": 6}
     assert all("never called/approval-pending" in why for _, why in score.asked)
+
+
+@pytest.mark.skipif(not workspace_plus.is_installed(), reason=f"needs the package: {workspace_plus.INSTALL}")
+def test_workspace_plus_is_replayed_and_its_calls_that_need_a_container_are_counted() -> None:
+    calls = workspace_plus.ground_truth()
+    containers = [call.tool for call in calls if call.result is None]
+    assert (len({call.task for call in calls}), len(calls), set(containers)) == (42, 91, {"run_bash_command"})
+    assert all(
+        len(json.loads(agentdojo.json_of(call.result))) for call in calls if (call.result or "").startswith("- ")
+    )
+    score = agentdojo.score("workspace+", "per task")
+    assert (score.pairs, score.denied, score.asked, score.calls) == (0, [], [], 91)

@@ -133,10 +133,9 @@ def decide(governor: Governor, subject: Action, *, blocks: bool = False) -> Call
     return call
 
 
-def with_flows() -> Callable[[], object]:
-    """A decision with rules about where values come from, in a rollout of 50 turns and 200 kB of results."""
-    flow = Rule(FlowPolicy(allow=["user", "fields"]), name="flow", tools=("search",))
-    governor = Governor(hundred_rules(flow))
+def after_50_turns(*further: Rule) -> Callable[[], object]:
+    """A decision with a hundred rules and ``further`` ones, in a rollout of 50 turns and 200 kB of results."""
+    governor = Governor(hundred_rules(*further))
     with enter_scope(RolloutScope("ro_1")):
         governor.decide(
             Action(Point.INPUT, "bench", text="Tell ann@example.org the pay of the sales department", source="user")
@@ -280,6 +279,7 @@ def our_rows(audit: AuditLog, folder: Path) -> list[Row]:
     search = action("search", query="pay of the sales department")
     dry = Governor(hundred_rules())
     when = {"all": [{"field": "arguments.query", "contains": "pay"}, {"field": "agent", "glob": "ben*"}]}
+    flow = Rule(FlowPolicy(allow=["user", "fields"]), name="flow", tools=("search",))
     policy = SQLPolicy(dialect="sqlite", mode="read_only")
     sql = Governor(PolicySet.of(policy))
     known = action("run_sql", query="SELECT name, pay FROM staff WHERE dept = 'sales'")
@@ -289,7 +289,8 @@ def our_rows(audit: AuditLog, folder: Path) -> list[Row]:
         Row(f"decision, {RULES} rules, a tool never heard of", new_tools(dry), 15, 100),
         Row(f"decision, {RULES} rules, in a rollout", in_rollout(decide(dry, search)), 15, 100),
         Row(f"decision, {RULES} rules, with a condition", decide(Governor(hundred_rules(when=when)), search), 15, 100),
-        Row(f"decision, {RULES} rules and flows, after 50 turns and 200 kB of results", with_flows(), 45, 300),
+        Row(f"decision, {RULES} rules, after 50 turns and 200 kB of results", after_50_turns(), 15, 100),
+        Row(f"decision, {RULES} rules and flows, after 50 turns and 200 kB of results", after_50_turns(flow), 45, 300),
         Row(AUDITED, decide(Governor(hundred_rules(), audit=audit), search), 40, share=0.4),
         Row("SQLPolicy alone, statement seen before", lambda: policy.judge(known), 5),
         Row("decision on SQL, statement seen before", decide(sql, known)),

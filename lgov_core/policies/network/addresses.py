@@ -363,8 +363,8 @@ def _plain(text: str) -> str:
 
 def words_of(text: str) -> str:
     """The words of ``text`` with a space around each, so that a part of a word is not the word."""
-    plain = _plain(text).casefold().replace("\\", "/")
-    return " " + " ".join(word.strip(".") for word in plain.translate(_MARKS).split()) + " "
+    plain = _plain(text).casefold().replace("\\", "/").translate(_MARKS)
+    return f" {' '.join([word.strip('.') for word in plain.split()] if '.' in plain else plain.split())} "
 
 
 def loose_words(text: str) -> str:
@@ -374,6 +374,6 @@ def loose_words(text: str) -> str:
     return f" {_NO_WORD.sub(' ', plain).strip()} "
 
 
-_NO_WORD: Final = re.compile(r"[^\w]+|_+")
+_NO_WORD: Final = re.compile(r"[\W_]+")
 _THOUSANDS: Final = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _MARKS: Final = str.maketrans(dict.fromkeys(",;:!?\"'()[]{}<>`", " "))
