@@ -308,7 +308,7 @@ def _(training: Training) -> None:
     training.updates = 14
 
 
-@kind("nothing is learnt", "no-progress", "reward-sparse")
+@kind("nothing is learnt", "policy-unmoved", "no-progress", "reward-sparse")
 def _(training: Training) -> None:
     training.settings |= {"learning_rate": 1e-8, "batch_size": 8}
     training.updates = 26

@@ -20,12 +20,20 @@ pytest.importorskip("pyarrow", reason='needs the extra "train"')
 
 from lgov_core.commands import cli
 from lgov_core.store import open_store
+from lgov_core.trace import semconv
 from lgov_core.train.diagnosis import RunFinding, examine
 from lgov_core.train.diagnosis.checks import examine_evidence
-from lgov_core.train.diagnosis.evidence import Evidence, RecordedRollout, TrainedRollout, tasks_trained_on, words
+from lgov_core.train.diagnosis.evidence import (
+    Evidence,
+    RecordedRollout,
+    TrainedRollout,
+    recorded_rollouts,
+    tasks_trained_on,
+    words,
+)
 from lgov_core.train.loop.figures import mean_interval
 from lgov_core.train.sections import RuntimeSection, TrainingSection
-from lgov_core.types import Rollout
+from lgov_core.types import CapturedCall, Rollout, Span
 
 Groups = Mapping[str, Sequence[Rolled]]
 #: Half of each group succeeds.
@@ -63,7 +71,7 @@ def test_a_healthy_run_has_no_finding(run: RunFolder) -> None:
     report = examine(made(run, groups(MIXED, MIXED, MIXED, (Rolled(1.0),) * 4), updates=4))
     assert (report.findings, dict(report.not_examined)) == ((), {})
     assert (report.updates, report.rollouts) == (4, 128)
-    assert len(report.checked) == 29
+    assert len(report.checked) == 30
 
 
 def test_a_run_that_learns_has_no_finding(tmp_path: Path) -> None:
@@ -241,7 +249,7 @@ def test_a_few_rollouts_are_not_enough_for_a_finding(run: RunFolder) -> None:
     report = examine(run.folder)
     assert report.findings == ()
     assert set(report.not_examined) == {"violations-rising", "tool-rewards-farmed"}
-    assert len(report.checked) == 27
+    assert len(report.checked) == 28
 
 
 def test_a_store_without_a_run_is_examined_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -252,7 +260,7 @@ def test_a_store_without_a_run_is_examined_as_far_as_it_goes(tmp_path: Path) -> 
     assert [finding.name for finding in report.findings] == ["violations-rising"]
     of_updates = {"entropy-collapsed", "kl-running-off", "weights-stale", "logprobs-differ"}
     of_updates |= {"no-model-call", "agents-raise", "rollouts-lost", "updates-too-large", "policy-collapsed"}
-    of_updates |= {"prompts-too-long", "unknown-choice", "weights-frozen", "no-progress"}
+    of_updates |= {"prompts-too-long", "unknown-choice", "weights-frozen", "policy-unmoved", "no-progress"}
     assert set(report.not_examined) == {*of_updates, "test-tasks-trained-on"}
 
 
@@ -468,6 +476,46 @@ def test_groups_that_begin_with_the_same_tokens_though_these_were_not_certain() 
     assert rollouts_of(right, first_reply=lambda group, number: group, chance=lambda group, number: 0.99) == [], (
         "it has learnt"
     )
+
+
+def test_a_policy_that_has_not_left_its_reference_after_ten_updates() -> None:
+    still, moving = {"kl": 0.0, "learning_rate": 1e-8}, {"kl": 3e-5, "learning_rate": 1e-5}
+    assert list(of_updates(*[still] * 9)) == []
+    found = of_updates(*[still] * 10)["policy-unmoved"]
+    assert found.figures == {"updates": 10, "kl": 0.0, "learning_rate": 1e-8}
+    assert "policy-unmoved" not in of_updates(*[still] * 9, moving)
+    assert "policy-unmoved" not in of_updates(*[{**still, "rows": 0}] * 20), "there was nothing to learn from"
+
+
+def test_a_reward_that_hardly_any_rollout_earns_is_sparse_though_many_groups_have_one_that_does(run: RunFolder) -> None:
+    failed, lucky = (Rolled(0.0),) * 16, (Rolled(1.0), *(Rolled(0.0),) * 15)
+    every = groups(failed, lucky, count=8)
+    assert only(made(run, every)).name == "reward-sparse"
+
+
+def test_what_a_refused_call_was_told_is_no_result_of_its_tool() -> None:
+    calls = [
+        {"id": name, "type": "function", "function": {"name": "find", "arguments": json.dumps({"name": name})}}
+        for name in "ab"
+    ]
+    request = {
+        "model": "m",
+        "messages": [
+            {"role": "user", "content": "which?"},
+            {"role": "assistant", "content": None, "tool_calls": calls},
+            {"role": "tool", "tool_call_id": "a", "content": "gold: moo"},
+            {"role": "tool", "tool_call_id": "b", "content": "Error: no name"},
+        ],
+    }
+    said = {"role": "assistant", "content": "moo"}
+    response = {"id": "c", "choices": [{"index": 0, "message": said, "finish_reason": "stop"}]}
+    call = CapturedCall("c", "m", request, response, (1,), (2,), (-0.1,), "stop", 0, 1.0, 1.0, 0.0, 1.0, "r", 1)
+    attributes = {semconv.TOOL_STATUS: "invalid_args", semconv.TOOL_CALL_ID: "b"}
+    span = Span("tool", "s", 0.0, 1.0, attributes, rollout_id="r", attempt=1)
+    rollout = Rollout("r", "task", "run", {"task": {"answer": "moo"}})
+    for spans, results in (((), [" gold moo ", " error no name "]), ((span,), [" gold moo "])):
+        recorded = recorded_rollouts([rollout], [call], [], spans, {})["r"]
+        assert list(recorded.lookups.values()) == results
 
 
 def test_tools_that_hold_the_answer_whatever_they_are_asked() -> None:

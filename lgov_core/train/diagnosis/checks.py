@@ -43,7 +43,7 @@ class DiagnosisReport:
 
 #: Rollouts, pairs or groups below which rewards say nothing.
 _FEWEST: Final = 8
-#: Of the rollouts, the share with the least reward from which on it is called sparse.
+#: Of the rollouts, the share with the least reward above which it is sparse.
 _SPARSE: Final = 0.9
 #: Of the groups with advantages, the share that may have them from AIR alone.
 _AIR_ALONE: Final = 0.5
@@ -69,11 +69,9 @@ def find_dull_reward(evidence: Evidence) -> Iterator[RunFinding]:
     figures |= {"least": least, "most": max(values), "share_with_least": low / len(values)}
     if len(set(values)) == 1:
         yield finding("reward-constant", figures, (rollout.rollout_id for rollout in rollouts))
-    elif not (exceeds(len(alike), len(groups), ALIKE) if groups else exceeds(low, len(values), 0.95)):
-        return
-    elif low / len(values) >= _SPARSE:
+    elif exceeds(low, len(values), _SPARSE):
         yield finding("reward-sparse", figures, (rollout.rollout_id for rollout in rollouts if _task(rollout) > least))
-    else:
+    elif exceeds(len(alike), len(groups), ALIKE):
         yield finding("groups-alike", figures, (group[0].rollout_id for group in alike))
 
 

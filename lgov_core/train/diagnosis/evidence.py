@@ -174,17 +174,21 @@ def recorded_rollouts(
     for rollout in rollouts:
         own, its_spans = calls_of[rollout.rollout_id], spans_of[rollout.rollout_id]
         written = [written_call for call in own for written_call in written_calls(call)]
-        statuses = [str(span.attributes.get(semconv.TOOL_STATUS, "")) for span in its_spans]
+        about = [span.attributes for span in its_spans if span.attributes.get(semconv.TOOL_STATUS)]
         unreadable = sum(written_call.arguments is None for written_call in written)
-        refused = sum(status in _MALFORMED for status in statuses)
+        refused = [values for values in about if values.get(semconv.TOOL_STATUS) in _MALFORMED]
         recorded[rollout.rollout_id] = RecordedRollout(
             calls=len(own),
-            tool_calls=max(len(written), sum(map(bool, statuses))),
-            malformed=unreadable + refused,
+            tool_calls=max(len(written), len(about)),
+            malformed=unreadable + len(refused),
             drifted=_drifted(own),
             violated=oracle.get(rollout.rollout_id, any(map(_let_pass, its_spans))),
             repeats=_repeats(its_spans, paid),
-            **_conversation(rollout, sorted(own, key=lambda call: (call.attempt or 1, call.started_at))),
+            **_conversation(
+                rollout,
+                sorted(own, key=lambda call: (call.attempt or 1, call.started_at)),
+                {str(values.get(semconv.TOOL_CALL_ID)) for values in refused},
+            ),
         )
     return recorded
 
@@ -194,8 +198,11 @@ def words(text: str) -> str:
     return f" {' '.join(_WORD.findall(text.casefold()))} "
 
 
-def _conversation(rollout: Rollout, calls: Sequence[CapturedCall]) -> dict[str, Any]:
-    """The fields of a `RecordedRollout` that are about the first and the last of its calls."""
+def _conversation(rollout: Rollout, calls: Sequence[CapturedCall], refused: Set[Any]) -> dict[str, Any]:
+    """The fields of a `RecordedRollout` that are about the first and the last of its calls.
+
+    Tool calls whose ids are ``refused`` did not reach their tool: what they were told is no result.
+    """
     try:
         first, last = ([*BY_ROUTE[call.route].translate(call.request, ()).messages] for call in (calls[0], calls[-1]))
         reply = BY_ROUTE[calls[-1].route].read_reply({"id": "", **calls[-1].response}).content
@@ -205,7 +212,8 @@ def _conversation(rollout: Rollout, calls: Sequence[CapturedCall]) -> dict[str, 
     fields = {name: words(str(value)) for name, value in task.items()} if isinstance(task, Mapping) else {}
     prompt = words(" ".join(text_of(message.get("content")) for message in first))
     tool_calls = {call.get("id"): call["function"] for message in last for call in message.get("tool_calls") or ()}
-    results = [message for message in last if message.get("tool_call_id") in tool_calls]
+    answered = tool_calls.keys() - refused
+    results = [message for message in last if message.get("tool_call_id") in answered]
     return {
         "hidden": {name: value for name, value in fields.items() if value.strip() and value not in prompt},
         "reply": words(reply or ""),

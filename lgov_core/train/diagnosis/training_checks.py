@@ -133,6 +133,9 @@ def find_other_weights(evidence: Evidence) -> Iterator[RunFinding]:
 
 #: KL to the reference, nats a token.
 _MOST_KL: Final = 0.5
+#: KL to the reference that is no more than rounding, and updates after which no more of it is a finding.
+_NO_KL: Final = 1e-7
+_STILL: Final = 10
 #: The share of tokens that may be clipped in an update.
 _CLIPPED: Final = 0.5
 #: Updates at either end that are averaged at most.
@@ -140,7 +143,9 @@ _ENDS: Final = 10
 
 
 def find_far_policy(evidence: Evidence) -> Iterator[RunFinding]:
-    """An entropy of all but zero, or of a tenth of what it was; a policy far from its reference, or stopped by ``max_kl``."""
+    """An entropy of all but zero, or of a tenth of what it was; a policy far from its reference, stopped by ``max_kl``, or
+    that has not left it.
+    """
     first, last = _ends(evidence.updates, "entropy") or (0.0, 1.0)
     if last < max(LEAST_ENTROPY, ENTROPY_LEFT * first):
         yield finding("entropy-collapsed", {"first": first, "last": last})
@@ -148,6 +153,10 @@ def find_far_policy(evidence: Evidence) -> Iterator[RunFinding]:
     first, last = _ends(evidence.updates, "kl") or (0.0, 0.0)
     if last > _MOST_KL or failed:
         yield finding("kl-running-off", {"first": first, "last": last, "failed_updates": failed})
+    distances = _values(evidence.updates, "kl")
+    if len(distances) >= _STILL and max(distances) < _NO_KL:
+        figures = {"updates": len(distances), "kl": max(distances)}
+        yield finding("policy-unmoved", {**figures, "learning_rate": _number(evidence.updates[-1], "learning_rate")})
 
 
 def find_large_updates(evidence: Evidence) -> Iterator[RunFinding]:
