@@ -144,14 +144,15 @@ def open_in_memory(kind: FileKind) -> sqlite3.Connection:
     return connection
 
 
-def is_blank(path: Path) -> bool:
+def is_blank(path: Path, *, busy_timeout_s: float = 5.0) -> bool:
     """True if nothing was ever committed to the file at ``path``: it is empty, or has lost the log that held everything.
 
     For those who only look: `open_sqlite` would make a new database of such a file. Reads only; False for what cannot
     be read.
     """
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)) as connection:
+        address = f"file:{quote(str(path.absolute()))}?mode=ro"
+        with contextlib.closing(sqlite3.connect(address, uri=True, timeout=busy_timeout_s)) as connection:
             return _contents(connection) == (0, 0, 0)
     except (sqlite3.Error, OSError):
         return False
@@ -255,6 +256,7 @@ def _primary_code(error: BaseException) -> int | None:
     return None if code is None else code & 0xFF
 
 
+_HELD = "another process holds the file: try again when it is done, or end it (fuser FILE names it)"
 _HINTS = {
     sqlite3.SQLITE_FULL: "the disk is full: make space; nothing was half-written and writing can go on after that",
     sqlite3.SQLITE_IOERR: "look for a full disk, a file-size limit or a failing device; nothing was half-written",
@@ -263,8 +265,8 @@ _HINTS = {
     sqlite3.SQLITE_PERM: "the file and its folder must be readable and writable for this user",
     sqlite3.SQLITE_NOTADB: "it is not a SQLite database; give the path of another file",
     sqlite3.SQLITE_CORRUPT: "the file is damaged; keep a copy, and start a new one",
-    sqlite3.SQLITE_BUSY: "another process holds it for too long; find it, or raise the busy timeout",
-    sqlite3.SQLITE_LOCKED: "another process holds it for too long; find it, or raise the busy timeout",
+    sqlite3.SQLITE_BUSY: _HELD,
+    sqlite3.SQLITE_LOCKED: _HELD,
 }
 
 

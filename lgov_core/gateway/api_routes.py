@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -46,8 +46,8 @@ from lgov_core.gateway.protocol import (
 )
 from lgov_core.types import new_id
 from lgov_core.wire.apis import APIS, MESSAGES, RESPONSES, Api, Exchange, api_of
-from lgov_core.wire.exchange import Completion, StreamPiece
-from lgov_core.wire.fields import model_name, offered, shown, texts_beside_messages
+from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece
+from lgov_core.wire.fields import model_name, offered, shown
 from lgov_core.wire.messages import read_messages_request
 from lgov_core.wire.responses import chat_messages, input_messages
 from lgov_core.wire.turns import read_events
@@ -153,14 +153,8 @@ class ApiRoutes:
                 judging=None if judged is None else self._stream_judging(call, judged),
                 kept=keep,
             )
-        try:
+        async with self._reported(judged, engine):
             completion = await engine.chat(request)
-        except LgovError as error:
-            await self._report_failure(judged, error)
-            raise
-        except Exception as error:
-            await self._report_failure(judged, error)
-            raise as_lgov_error(error, engine.name) from error
         completion, reply, _ = writer.settle(completion)
         await self._capture.commit(call, completion, reply)
         if judged is not None and (instead := await self._release(call, judged, completion, reply)) is not None:
@@ -190,21 +184,26 @@ class ApiRoutes:
 
     async def _stream(self, call: ReceivedCall, judged: GateRequest | None) -> AsyncIterator[StreamPiece]:
         """The engine's stream; a failure is reported to the gate."""
-        try:
-            async with aclosing(cast("Any", call.engine.stream(call.exchange.request))) as stream:
-                async for piece in stream:
-                    yield piece
-        except Exception as error:
-            await self._report_failure(judged, error)
-            raise
+        stream = cast("Any", call.engine.stream(call.exchange.request))
+        async with self._reported(judged, call.engine), aclosing(stream):
+            async for piece in stream:
+                yield piece
 
     def _stream_judging(self, call: ReceivedCall, judged: GateRequest) -> StreamJudging:
         passes_text = self._gate is not None and call.exchange.request.n == 1 and not self._gate.reads_replies()
         return StreamJudging(partial(self._release, call, judged), passes_text)
 
-    async def _report_failure(self, judged: GateRequest | None, error: Exception) -> None:
-        if self._gate is not None and judged is not None:
-            await self._gate.failed(judged, error)
+    @asynccontextmanager
+    async def _reported(self, judged: GateRequest | None, engine: Engine) -> AsyncGenerator[None]:
+        """Reports an error of the engine to the gate, and raises it as one of lgov's."""
+        try:
+            yield
+        except Exception as error:
+            if self._gate is not None and judged is not None:
+                await self._gate.failed(judged, error)
+            if isinstance(error, LgovError):
+                raise
+            raise as_lgov_error(error, engine.name) from error
 
     def _exchange(self, api: Api, who: Attribution, body: Mapping[str, Any], engine: Engine) -> Exchange:
         """The call, read for ``engine``. Raises `EndpointError` (400, 404)."""
@@ -298,14 +297,10 @@ class ApiRoutes:
         count = getattr(engine, "count_tokens", None)
         if count is None:
             raise EndpointError(f"{engine.name} cannot count the tokens of a prompt", status=404)
-        native = "messages" in speaks(engine)
-        chat_request = MESSAGES.native(body) if native else read_messages_request(body, counting=True)
-        tokens = partial(count, chat_request)
-        if self._gate is None:
-            return json_response({"input_tokens": await tokens()}, headers=headers)
-        plain = read_messages_request(body, counting=True) if native else chat_request
-        judged = gate_request(plain, "messages", body, who)
-        counted = await judged_answer(self._gate, judged, tokens, lambda _: 0)
+        is_native = "messages" in speaks(engine)
+        chat_request = MESSAGES.native(body) if is_native else read_messages_request(body, counting=True)
+        readable, ask = partial(read_messages_request, body, counting=True), partial(count, chat_request)
+        counted = await self._judged("messages", who, body, engine, readable, ask, lambda _: 0)
         return json_response({"input_tokens": counted}, headers=headers)
 
     async def embeddings(self, request: Request) -> Response:
@@ -314,9 +309,40 @@ class ApiRoutes:
         embed = getattr(engine, "embed", None)
         if embed is None or "embeddings" not in speaks(engine):
             raise EndpointError(f"{engine.name} makes no embeddings", status=404, hint="ask a model that does")
+        ask = partial(embed, body)
         return json_response(
-            await (embed(body) if self._gate is None else judged_embeddings(self._gate, embed, body, who))
+            await self._judged("embeddings", who, body, engine, partial(_texts_to_embed, body), ask, _prompt_tokens)
         )
+
+    async def _judged(
+        self,
+        route: str,
+        who: Attribution,
+        body: Mapping[str, Any],
+        engine: Engine,
+        readable: Callable[[], ChatRequest],
+        ask: Callable[[], Awaitable[Any]],
+        used: Callable[[Any], int],
+    ) -> Any:
+        """The answer of ``ask``, which cannot carry a denial, if the gate lets the call through as it is. Fails closed.
+
+        ``readable`` gives the call as policies read it, ``used`` the tokens of an answer. Raises `EndpointError`: 403 where a
+        policy denied or changed the call, 503 where the judgement failed.
+        """
+        if self._gate is None:
+            return await ask()
+        judged = gate_request(readable(), route, body, who)
+        try:
+            if await self._gate.admit(judged) is not judged:
+                raise EndpointError(f"a policy changed the call, which {route} cannot carry", status=403)
+            async with self._reported(judged, engine):
+                reply = await ask()
+            await self._gate.release(judged, [GateReply(new_id("emb"), "", (), "stop", used(reply), 0)])
+            return reply
+        except GateRefusal as refusal:
+            if refusal.status != 200:
+                raise
+            raise GateRefusal(refusal.text, status=403, decision_id=refusal.decision_id) from refusal
 
     async def left_out(self, request: Request) -> Response:
         """``GET .../v1/left_out``: what the model of a rollout was not offered, with the number of calls."""
@@ -329,10 +355,8 @@ class ApiRoutes:
         if name is not None:
             return json_response(_model(name, self._engine_for(name)))
         data = [_model(name, engine) for engine in self._engines for name in engine.models if name != ANY_MODEL]
-        ends = (
-            {"has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"has_more": False}
-        )
-        return json_response({"object": "list", "data": data, **ends})
+        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
+        return json_response({"object": "list", "data": data, "has_more": False, **ends})
 
     def refuse(self, error: LgovError, api: Api = APIS[0]) -> Response:
         """The response to an error, in the shape of its API; an upstream's refusal as the upstream wrote it.
@@ -372,63 +396,19 @@ def _model(name: str, engine: Engine) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_T = TypeVar("_T")
-
-
-async def judged_embeddings(
-    gate: Gate,
-    embed: Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]],
-    body: Mapping[str, Any],
-    who: Attribution,
-) -> Mapping[str, Any]:
-    """Returns the answer of ``embed`` to ``body``, if ``gate`` lets the call through. Fails closed.
-
-    Raises `EndpointError`: 400 for input that is not text, 403 where a policy denied the call or would have changed it
-    (an embedding cannot carry a denial), 503 where the judgement failed.
-    """
+def _texts_to_embed(body: Mapping[str, Any]) -> ChatRequest:
+    """The input of an embedding, as policies read it. Raises `EndpointError` (400) for input that is not text."""
     raw = body.get("input")
     texts = raw if isinstance(raw, list) and raw else [raw]
     if not all(isinstance(text, str) for text in texts):
         raise EndpointError(f"policies cannot read the input {shown(raw)}", hint="send it as text")
-    judged = GateRequest(
-        model=model_name(body),
-        messages=[{"role": "user", "content": text} for text in texts],
-        route="embeddings",
-        fields=texts_beside_messages("embeddings", body),
-        rollout_id=who.rollout_id,
-        attempt=who.attempt,
-        agent=who.agent,
-    )
-    return await judged_answer(gate, judged, partial(embed, body), _prompt_tokens)
+    return ChatRequest(body, model_name(body), [{"role": "user", "content": text} for text in texts])
 
 
 def _prompt_tokens(reply: Mapping[str, Any]) -> int:
     read: Any = reply.get("usage")
     tokens = read.get("prompt_tokens") if isinstance(read, dict) else None
     return tokens if type(tokens) is int else 0
-
-
-async def judged_answer(
-    gate: Gate, judged: GateRequest, ask: Callable[[], Awaitable[_T]], used: Callable[[_T], int]
-) -> _T:
-    """Returns the answer of ``ask``, which is no text, if ``gate`` lets the call ``judged`` through as it is. Fails closed.
-
-    ``used`` reads from the answer the tokens that were used. Raises `EndpointError`, as `judged_embeddings`.
-    """
-    try:
-        if await gate.admit(judged) is not judged:
-            raise EndpointError(f"a policy changed the call, which {judged.route} cannot carry", status=403)
-        try:
-            reply = await ask()
-        except Exception as error:
-            await gate.failed(judged, error)
-            raise
-        await gate.release(judged, [GateReply(new_id("emb"), "", (), "stop", used(reply), 0)])
-        return reply
-    except GateRefusal as refusal:
-        if refusal.status != 200:
-            raise
-        raise GateRefusal(refusal.text, status=403, decision_id=refusal.decision_id) from refusal
 
 
 Message = Mapping[str, Any]
@@ -468,7 +448,7 @@ class ResponseMemory:
         following: str | None = response_id
         while following is not None:
             turn = self._turns.get(following)
-            if turn is None or turn.whose != (who.rollout_id, who.attempt):
+            if turn is None or turn.whose != who.owner:
                 raise _unknown(response_id)
             self._turns.move_to_end(following)
             parts.append(turn.messages)
@@ -478,7 +458,7 @@ class ResponseMemory:
     def keep(self, response_id: str, who: Attribution, previous: str | None, messages: Sequence[Message]) -> None:
         """Keeps one turn: what was asked, without what came before, and what was answered."""
         size = len(repr(messages))
-        self._turns[response_id] = _Turn((who.rollout_id, who.attempt), previous, tuple(messages), size)
+        self._turns[response_id] = _Turn(who.owner, previous, tuple(messages), size)
         self._bytes += size
         while len(self._turns) > _MOST_TURNS or (self._bytes > _MOST_BYTES and len(self._turns) > 1):
             _, dropped = self._turns.popitem(last=False)
@@ -486,7 +466,7 @@ class ResponseMemory:
 
     def note(self, response_id: str, who: Attribution) -> None:
         """Notes the owner of a response that the upstream keeps itself."""
-        self._elsewhere.put(response_id, (who.rollout_id, who.attempt))
+        self._elsewhere.put(response_id, who.owner)
 
     def check(self, body: Mapping[str, Any], who: Attribution) -> None:
         """Raises `EndpointError` (404, 400) for a request that names what the upstream keeps and is not the caller's own.
@@ -495,7 +475,7 @@ class ResponseMemory:
         another one.
         """
         previous = body.get("previous_response_id")
-        whose = (who.rollout_id, who.attempt)
+        whose = who.owner
         if previous is not None:
             noted = self._elsewhere.get(previous) if isinstance(previous, str) else None
             if noted != whose and (noted is not None or who.rollout_id is not None):

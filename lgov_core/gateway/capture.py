@@ -147,7 +147,7 @@ class Capture:
             failed = DatabaseUnavailable(f"call {completion.response_id} could not be recorded: {error}")
             self.ready.commit_failed(failed)
             raise failed from error
-        self.failures.pop((received.who.rollout_id, received.who.attempt))
+        self.failures.pop(received.who.owner)
         self.counters.recorded += len(calls)
         self.counters.prompt_tokens += completion.prompt_tokens
         self.counters.response_tokens += sum(choice.completion_tokens for choice in completion.choices)
@@ -173,18 +173,18 @@ class Capture:
         log_failure(error, status, who)
         denied_upstream = isinstance(error, UpstreamRejection) and status in (401, 403)
         if who.rollout_id is not None and (status >= 500 or status in (408, 429) or denied_upstream):
-            self.failures.put((who.rollout_id, who.attempt), f"{status} {in_full(error)}")
+            self.failures.put(who.owner, f"{status} {in_full(error)}")
 
     def left_out_of(self, who: Attribution) -> Counter[str]:
         """The number of calls of that attempt from which each thing was left out, if it is one of the latest attempts."""
-        return self._left_out.get((who.rollout_id, who.attempt)) or Counter()
+        return self._left_out.get(who.owner) or Counter()
 
     def note_left_out(self, left_out: tuple[str, ...], who: Attribution) -> None:
         """Counts a call from which that was left out; the log names it the first time."""
         self.counters.left_out += 1
         counts = self.left_out_of(who)
         if len(counts) < _MOST_NAMED and who.rollout_id is not None:
-            self._left_out.put((who.rollout_id, who.attempt), counts + Counter(left_out))
+            self._left_out.put(who.owner, counts + Counter(left_out))
         if left_out not in self._named and len(self._named) < _MOST_NAMED:
             self._named.add(left_out)
             _LOG.warning("left out of a call, since its model cannot be offered it: %s", ", ".join(left_out))

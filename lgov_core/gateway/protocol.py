@@ -124,6 +124,11 @@ class Attribution:
     agent: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def owner(self) -> tuple[str | None, int | None]:
+        """The rollout and the attempt, by which is kept what belongs to it."""
+        return self.rollout_id, self.attempt
+
 
 @dataclass(frozen=True, slots=True)
 class GateRequest:

@@ -62,13 +62,14 @@ def without_secret(address: str) -> str:
     return re.sub(r"(?<=[?&])(?:ssl)?password=[^&]*&?", "", address).rstrip("?&")
 
 
-def open_store(place: str | os.PathLike[str], *, make: bool = True) -> RolloutQueue:
+def open_store(place: str | os.PathLike[str], *, make: bool = True, busy_timeout_s: float = 10.0) -> RolloutQueue:
     """The store at ``place``: a path, ``sqlite:///path`` (``sqlite:////path`` when the path is absolute), the folder of a
     run (`store_of`), ``postgresql://user@host:port/database`` for a server that several machines share (needs the extra
     ``postgres``), or ``memory://`` for a new one in memory, for tests.
 
     A store that does not exist is created, unless ``make`` is false: then one that may not be written is opened for reading.
-    Raises `StoreError` for another kind of address, and when the store cannot be opened.
+    Another process that holds a file is waited for, ``busy_timeout_s`` seconds at most. Raises `StoreError` for another kind of
+    address, and when the store cannot be opened.
     """
     path = store_of(place)
     if path.startswith(("postgresql://", "postgres://")):
@@ -94,9 +95,9 @@ def open_store(place: str | os.PathLike[str], *, make: bool = True) -> RolloutQu
         raise StoreError(f"a trace store needs a file, not {path!r}", hint="use a path in a temporary folder")
     if not make and not os.path.isfile(path):
         raise StoreError(f"there is no trace store {path}", hint="name the store that was given to --store")
-    if not make and is_blank(Path(path)):
+    if not make and is_blank(Path(path), busy_timeout_s=busy_timeout_s):
         raise StoreError(
             f"there is nothing in {path}, not even an empty trace store",
             hint="look for the file that belongs beside it, ending in -wal, or for a copy of both",
         )
-    return SQLiteStore(path, only_look=not make)
+    return SQLiteStore(path, only_look=not make, busy_timeout_s=busy_timeout_s)

@@ -75,7 +75,8 @@ def _run(view: AttemptView, seconds: float | None, prices: Mapping[str, Price]) 
     texts = (message.text for step in view.steps[:1] for message in step.seen if message.role == "user")
     wrote = next(((at, step.wrote) for at, step in reversed(list(enumerate(view.steps))) if step.wrote), None)
     times = [at for step in view.steps for at in (step.started_at, step.ended_at) if at is not None]
-    times += [decision.at for decision in view.decisions if decision.at is not None]
+    decisions = view.decisions if view.steps else view.all_decisions
+    times += [decision.at for decision in decisions if decision.at is not None]
     tools = [tool for step in view.steps for tool in step.tools] + list(view.loose_tools)
     costs = [_cost(step, prices) for step in view.steps]
     prompt_tokens, response_tokens = view.tokens

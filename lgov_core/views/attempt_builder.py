@@ -263,11 +263,13 @@ class _AttemptBuilder:
     def _tool(self, call_id: str, name: str, arguments: str) -> ToolStep:
         span = self.tools.pop(call_id, None)
         attributes: Mapping[str, JSONValue] = {} if span is None else span.attributes
+        decisions = tuple(self.decisions.pop(call_id, ()))
+        judged = next((decision.about for decision in decisions if decision.about), "")
         return ToolStep(
             call_id=call_id,
             name=name,
-            arguments=arguments or _first(attributes, semconv.TOOL_ARGUMENTS),
-            decisions=tuple(self.decisions.pop(call_id, ())),
+            arguments=arguments or _first(attributes, semconv.TOOL_ARGUMENTS) or judged,
+            decisions=decisions,
             status=_status(span),
             result=_text(attributes.get(semconv.TOOL_RESULT)),
             error=_first(attributes, semconv.ERROR_MESSAGE, semconv.ERROR_TYPE) or None,

@@ -183,7 +183,7 @@ def _span(entry: AuditEntry) -> Span:
         semconv.DECISION_POLICY: verdict["policy"],
         semconv.DECISION_RULE: verdict["rule"],
         semconv.DECISION_REASON: verdict["reason"],
-        semconv.TOOL_ARGUMENTS: None if verdict["effect"] == "allow" else entry.arguments,
+        semconv.TOOL_ARGUMENTS: entry.arguments,
         semconv.DECISION_SEVERITY: verdict["severity"],
         semconv.DECISION_WOULD: verdict["effect"] if verdict["effect"] != entry.effect else None,
     }

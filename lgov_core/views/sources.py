@@ -162,6 +162,8 @@ def _kind(path: Path) -> bytes:
     return b""
 
 
+#: How long a page waits for a store that another process holds, and how long the others are told so without waiting.
+_BUSY_S: Final = 0.5
 #: A source in which something is open counts as stalled after so many seconds without a write; else it has ended.
 STALLED_S: Final = 60.0
 _MOST_RUNS: Final = 200
@@ -184,6 +186,7 @@ class OpenSource:
         self._lock = threading.Lock()
         self._store: RolloutQueue | None = None
         self._identity: tuple[int, int] | None = None
+        self._refused: tuple[float, StoreError] | None = None
         self._counted: tuple[Any, dict[str, Any]] = (None, {})
         self._activity: tuple[Any, float | None, bool] = (None, None, False)
 
@@ -202,7 +205,13 @@ class OpenSource:
                 self._store.close()
                 self._store = None
             if self._store is None:
-                self._store, self._identity = open_store(address, make=False), identity
+                if self._refused is not None and time.monotonic() - self._refused[0] < _BUSY_S:
+                    raise self._refused[1]
+                try:
+                    self._store, self._identity = open_store(address, make=False, busy_timeout_s=_BUSY_S), identity
+                except StoreError as error:
+                    self._refused = (time.monotonic(), error)
+                    raise
             return self._store
 
     @property
@@ -252,7 +261,7 @@ class OpenSource:
                 "approvals": bool(source.approvals),
             },
         }
-        if source.store is not None:
+        if source.store is not None or self._record is not None:
             try:
                 about |= self._contents(self.store.pages)
             except LgovError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,38 @@ def test_an_audit_record_alone_opens_on_governance(folder: Path, page: Any) -> N
         opened.open(page, "")
         expect(page.get_by_role("heading", name="Governance", level=1)).to_be_visible()
         expect(page.get_by_role("heading", name="Top denials", level=2)).to_be_visible()
+
+
+def test_a_run_of_an_audit_record_alone_says_what_was_decided_about_what(folder: Path, page: Any) -> None:
+    with served(folder / "audit.db") as opened:
+        opened.open(page, "#/agents")
+        expect(page.locator("main")).to_contain_text("audit: 2 runs")
+        page.goto(page.url.partition("#")[0] + "#/rollout/lost")
+        expect(page.locator("main")).to_contain_text("known from its decisions in the audit record only")
+        expect(page.get_by_role("group", name="Tool call run_sql")).to_contain_text("DROP TABLE staff")
+        expect(page.locator("main")).to_contain_text("No model call is recorded")
+
+
+def test_the_list_of_decisions_says_what_each_was_about(window: Served, page: Any) -> None:
+    window.open(page, "#/governance")
+    expect(page.get_by_role("region", name="Decisions", exact=True)).to_contain_text("DROP TABLE staff")
+
+
+def test_a_store_that_another_process_holds_is_said_once(tmp_path: Path, page: Any) -> None:
+    govern(tmp_path)
+    with closing(sqlite3.connect(tmp_path / "traces.sqlite", isolation_level=None)) as holder:
+        holder.execute("PRAGMA locking_mode=EXCLUSIVE")
+        holder.execute("BEGIN EXCLUSIVE")
+        with served(tmp_path / "traces.sqlite") as opened:
+            began = time.monotonic()
+            opened.open(page, "")
+            expect(page.get_by_role("alert")).to_have_count(1)
+            assert time.monotonic() - began < 5
+            expect(page.get_by_role("alert")).to_contain_text("another process holds the file")
+            assert "0 runs" not in page.locator("main").inner_text()
+            holder.execute("ROLLBACK")
+            holder.close()
+            expect(page.locator("main")).to_contain_text("traces: 2 runs", timeout=10_000)
 
 
 def test_a_store_that_cannot_be_read_says_so(tmp_path: Path, page: Any) -> None:

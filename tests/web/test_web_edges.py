@@ -70,7 +70,7 @@ def test_a_rollout_whose_calls_are_gone_shows_what_is_left(window: Served, page:
     with closing(sqlite3.connect(tmp_path / "run" / "store.sqlite")) as connection, connection:
         connection.execute("DELETE FROM calls WHERE rollout_id = 'ro_mixed1'")
     window.open(page, "#/rollout/ro_mixed1")
-    expect(page.get_by_text("No model call yet")).to_be_visible()
+    expect(page.get_by_text("No model call is recorded")).to_be_visible()
     assert "+0.550" in page.locator("main .facts").inner_text()
     expect(page.get_by_role("region", name="Belongs to no single call")).to_contain_text("no-drop")
 

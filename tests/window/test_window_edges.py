@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ from urllib.parse import quote
 import pytest
 
 from lgov_core.errors import StoreError
-from lgov_core.store import RolloutQueue
+from lgov_core.store import RolloutQueue, open_store
 from lgov_core.types import Outcome, Reward, Rollout, Span
 from lgov_core.views.web.window import Window
 from tests.window.conftest import Opened
@@ -186,3 +189,24 @@ def test_without_a_store_the_error_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(StoreError) as error:
         Window(str(tmp_path))
     assert "lgov run --store traces.sqlite" in str(error.value.hint)
+
+
+def test_a_store_that_another_process_holds_is_said_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "traces.sqlite"
+    with open_store(path) as store:
+        store.add_rollouts([Rollout("r", "t", "", {}, 1.0)])
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("PRAGMA locking_mode=EXCLUSIVE")
+    holder.execute("BEGIN EXCLUSIVE")
+    with closing(Window(str(path))) as window, ThreadPoolExecutor(6) as pages, closing(holder):
+        began = time.monotonic()
+        described = list(pages.map(lambda _: window.source(None).describe(), range(6)))
+        assert time.monotonic() - began < 2
+        for about in described:
+            assert about["state"] == "unreadable"
+            assert "is locked" in about["error"]["message"]
+            assert "another process holds the file" in about["error"]["hint"]
+        holder.execute("ROLLBACK")
+        holder.close()
+        time.sleep(0.6)
+        assert window.source(None).describe()["counts"]["rollouts"] == 1

@@ -8,7 +8,7 @@ import { go, link, useRoute } from "./lib/router.js";
 import { clock, plain, seconds } from "./lib/format.js";
 import { applyTheme, toggleTheme } from "./lib/theme.js";
 import { sourceOf } from "./parts/filters.js";
-import { Empty, Ready } from "./parts/ui.js";
+import { Empty, Failed, Head, Ready } from "./parts/ui.js";
 import { AgentRuns } from "./pages/agents.js";
 import { Runs } from "./pages/runs.js";
 import { Tasks } from "./pages/tasks.js";
@@ -37,6 +37,11 @@ const trains = (sources) => sources.some((source) => source.has.training);
 function firstPage(sources) {
   if (trains(sources)) return "runs";
   return sources.length && sources.every((source) => source.kind === "record") ? "governance" : "agents";
+}
+
+/** Why the only source cannot be read, where the page shows nothing else; with several, another one can be chosen. */
+function unread(sources, route) {
+  return sources.length > 1 || ["runs", "compare", "approvals"].includes(route.page) ? null : sources[0].error;
 }
 
 function App() {
@@ -71,7 +76,9 @@ function App() {
       <main id="main" ref=${main} tabindex="-1">
         <${Ready} result=${sources}>${(data) =>
           data.sources.length
-            ? html`<div class="page"><${SourceState} data=${data} route=${route} /><${Page} key=${route.page} route=${route} sources=${data.sources} /></div>`
+            ? html`<div class="page">${unread(data.sources, route)
+                ? html`<${Head} title=${title} /><${Failed} error=${unread(data.sources, route)} retry=${sources.reload} />`
+                : html`<${SourceState} data=${data} route=${route} /><${Page} key=${route.page} route=${route} sources=${data.sources} />`}</div>`
             : html`<${Empty} title="There is nothing here yet">${plain(data.title)} holds no store and no run so far. A run that goes on appears here as soon as it writes its first rollouts. (The demo makes its model first, which takes a minute or two.)<//>`}<//>
       </main>
     </div>
@@ -111,6 +118,7 @@ function LiveState({ live, data }) {
   const states = (live.sources.length ? live.sources : data?.sources ?? []).map((source) => source.state);
   const [css, text] = live.lost
     ? ["lost", "no connection"]
+    : states.includes("unreadable") ? ["lost", "cannot be read"]
     : states.includes("live") ? ["live-on", "live"] : states.includes("stalled") && trains(data?.sources ?? []) ? ["stalled", "stalled"] : ["", "not running"];
   return html`<span class="live" role="status"><span class="dot ${css}"></span>${text}</span>`;
 }
@@ -121,7 +129,7 @@ function SourceState({ data, route }) {
   const shown = ["runs", "agents"].includes(route.page) ? data.sources : [sourceOf(route, data.sources)];
   return shown.map((source) => {
     const now = live.sources.find((one) => one.id === source.id) ?? source;
-    if (source.error) return html`<p class="banner bad" role="alert"><b>${plain(source.name)}</b> ${plain(source.error.message)} ${plain(source.error.hint ?? "")}</p>`;
+    if (source.error) return html`<p class="banner bad" role="alert"><b>${plain(source.name)}</b>: ${plain(source.error.message)}. ${plain(source.error.hint ?? "")}</p>`;
     if (now.state === "stalled" && source.has.training) return html`<p class="banner warn" role="status"><b>${plain(source.name)} stalls:</b> something is open, and nothing was written for ${seconds(now.silent_s)}.</p>`;
     return null;
   });

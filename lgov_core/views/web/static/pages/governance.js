@@ -27,7 +27,7 @@ export function Governance({ route, sources }) {
           <div class="row between"><h2>Over time</h2><${Tabs} label="Group by" value=${by} options=${BY} onChange=${(next) => go(changed(route, { by: next }))} /></div>
           <${Curves} data=${data} by=${by} />
           <${Frequent} data=${data} route=${route} />`}<//>
-    <${DecisionList} route=${route} source=${source.id} />
+    ${result.data?.decisions !== 0 && html`<${DecisionList} route=${route} source=${source.id} />`}
     <${AuditState} source=${source.id} />
     <${Replay} source=${source.id} route=${route} />`;
 }

@@ -14,13 +14,13 @@ import { Badge, Card, Empty, Facts, Head, Ready, Tabs } from "../parts/ui.js";
 
 export function Rollout({ route, sources }) {
   const id = route.parts[0];
-  const { id: source, has } = sourceOf(route, sources);
+  const { id: source, has, kind } = sourceOf(route, sources);
   const attempt = route.query.get("attempt");
   const path = id ? `rollouts/${encodeURIComponent(id)}` : null;
   const conversation = route.query.get("conversation");
   const result = useApi(path, { source, attempt, conversation }, { what: ["rollouts", "calls", "decisions"] });
   if (!id) return html`<${Empty} title="No rollout is named"><a href=${link("tasks")}>Choose one in Tasks</a>.<//>`;
-  return html`<${Ready} result=${result} lines=${12}>${(data) => html`<${Loaded} key=${id + data.attempt + conversation} data=${data} route=${route} training=${has.training} />`}<//>`;
+  return html`<${Ready} result=${result} lines=${12}>${(data) => html`<${Loaded} key=${id + data.attempt + conversation} data=${data} route=${route} training=${has.training} alone=${kind === "record"} />`}<//>`;
 }
 
 /** An attempt without rewards, of which only a training speaks. */
@@ -29,7 +29,7 @@ function withoutRewards(data) {
   return { ...data, earned: {}, loose_rewards: [], loose_tools: data.loose_tools.map(bare) };
 }
 
-function Loaded({ data: recorded, route, training }) {
+function Loaded({ data: recorded, route, training, alone }) {
   const data = training ? recorded : withoutRewards(recorded);
   const { steps: read, next, more, error } = useSteps(data, route.query.get("conversation"));
   const steps = training ? read : read.map((step) => ({ ...step, rewards: [], tools: step.tools.map((tool) => ({ ...tool, rewards: [] })) }));
@@ -46,14 +46,15 @@ function Loaded({ data: recorded, route, training }) {
     const before = steps.findLast((one) => one.index < at && one.tools.some(({ name }) => name === tool));
     return before && address(before);
   };
+  const lost = data.outcome === "running" && over(data);
   const took = data.started_at && data.ended_at ? data.ended_at - data.started_at : null;
   return html`<${Head} title=${html`<span class="mono">${plain(data.task_id || data.rollout_id)}</span>`}
-      sub=${html`<span class="row"><${Badge} value=${data.outcome} /> rollout <span class="mono">${plain(data.rollout_id)}</span>${data.outcome !== "unknown" && html` · ${clock(data.started_at)}, ${took !== null ? seconds(took) : over(data) ? "ended (no end recorded)" : "running"}`}</span>`}
+      sub=${html`<span class="row">${data.outcome !== "unknown" && !lost && html`<${Badge} value=${data.outcome} />`} rollout <span class="mono">${plain(data.rollout_id)}</span>${data.outcome !== "unknown" && html` · ${clock(data.started_at)}, ${took !== null ? seconds(took) : lost ? "ended (no end recorded)" : "running"}`}</span>`}
       crumbs=${!training ? [["Agent runs", link("agents", { source: data.source })]] : [["Tasks", link("tasks", { source: data.source })], [plain(data.task_id), link("tasks", { source: data.source, run: data.run_id, task: data.task_id })]]}>
       <${Attempts} data=${data} route=${route} /><//>
     <${Facts} items=${[
       ["Turns", number(data.steps_total)],
-      ["Tokens", data.steps_total > 0 && `${number(data.prompt_tokens)} → ${number(data.response_tokens)}`],
+      ["Tokens", data.prompt_tokens !== null && data.steps_total > 0 && `${number(data.prompt_tokens)} → ${number(data.response_tokens)}`],
       ["Blocked", html`<span class=${data.denials ? "bad" : ""}>${number(data.denials)}</span>`],
       training && ["Return", Object.keys(data.earned).length ? signed(Object.values(data.earned).reduce((sum, value) => sum + value)) : "none"],
       ...Object.entries(training ? data.earned : {}).map(([name, value]) => [`${plain(name)} reward`, html`<span class=${value < 0 ? "bad" : ""}>${signed(value)}</span>`]),
@@ -62,9 +63,11 @@ function Loaded({ data: recorded, route, training }) {
     ]} />
     ${data.conversations.length > 1 && html`<form class="filters" onSubmit=${(event) => event.preventDefault()}>
       <${Choice} route=${route} name="conversation" label="Conversation" all=${`all ${data.conversations.length}`} also=${{ step: "" }} options=${data.conversations} /></form>`}
-    ${data.outcome === "unknown" && html`<p class="banner warn">Its begin and end are not recorded: it is known from its calls and spans only.</p>`}
-    <${About} data=${data} known=${data.outcome !== "unknown"} />
-    ${steps.length === 0 && html`<${Empty} title="No model call yet">A call appears here when the model has answered.<//>`}
+    ${data.outcome === "unknown" && html`<p class="banner warn">Its begin and end are not recorded: it is known from its ${alone ? "decisions in the audit record" : "calls and spans"} only.</p>`}
+    <${About} data=${data} known=${data.outcome !== "unknown" && !route.query.get("conversation")} lost=${lost} alone=${alone} />
+    ${steps.length === 0 && (alone || took !== null || lost
+      ? html`<${Empty} title="No model call is recorded">${alone ? "An audit record has decisions. lgov run --store FILE records the messages too." : "The run ended without one, or its calls were not recorded."}<//>`
+      : html`<${Empty} title="No model call yet">A call appears here when the model has answered.<//>`)}
     ${steps.length > 0 && html`<div class="master">
       <div class="aside card"><${Timeline} steps=${steps} agents=${data.agents} at=${at} address=${address} />
         ${next !== null && html`<p class="row between small muted"><span>${steps.length} of ${data.steps_total} turns</span><button onClick=${more}>Show more</button></p>`}
@@ -96,16 +99,16 @@ function Attempts({ data, route }) {
 }
 
 /** What belongs to the attempt as a whole: input, result, error, and what no call could be found for. */
-function About({ data, known }) {
+function About({ data, known, lost, alone }) {
   const { source } = data;
   const loose = data.loose_tools.length + data.loose_rewards.length;
   const told = data.decisions.filter((one) => !one.routine);
   return html`${known && html`<div class="split about">
       <${Card} title="Input"><${Text} value=${data.input} source=${source} json label="input" none="not recorded" /><//>
-      <${Card} title="Result"><${Text} value=${data.result} source=${source} json label="result" none=${data.ended_at ? "not recorded" : "not ended yet"} />
+      <${Card} title="Result"><${Text} value=${data.result} source=${source} json label="result" none=${data.ended_at || lost ? "not recorded" : "not ended yet"} />
         ${data.error && html`<div class="bad"><${Text} value=${data.error} source=${source} label="error" /></div>`}<//>
     </div>`}
-    ${(told.length > 0 || loose > 0) && html`<${Card} title="Belongs to no single call"><div class="stack">
+    ${(told.length > 0 || loose > 0) && html`<${Card} title=${alone ? "Decisions" : "Belongs to no single call"}><div class="stack">
       <${Decisions} decisions=${data.decisions} source=${source} />
       ${data.loose_tools.map((tool) => html`<${Tool} tool=${tool} source=${source} />`)}
       <div class="row"><${Rewards} rewards=${data.loose_rewards} /></div></div><//>`}`;

@@ -30,7 +30,7 @@ export function Tool({ tool, source, marked = false, origin = null }) {
   return html`<div role="group" class="message tool-call ${marked ? "marked" : ""}" aria-label=${"Tool call " + plain(tool.name)}>
     <div class="row between"><p class="role mono">${plain(tool.name)}</p>
       <span class="row"><${Rewards} rewards=${tool.rewards} />${tool.claimed && html`<${Badge} value="claimed" title="Reported from outside, not recorded here" />`}<${ToolState} tool=${tool} /></span></div>
-    <${Text} value=${tool.arguments} source=${source} json label="arguments" none="no arguments" />
+    <${Text} value=${tool.arguments} source=${source} json label="arguments" none="no arguments recorded" />
     <${Sources} decisions=${tool.decisions} origin=${origin} />
     <${Decisions} decisions=${tool.decisions} source=${source} />
     ${tool.result && html`<p class="role">result</p><${Text} value=${tool.result} source=${source} json label="result" />`}

@@ -51,7 +51,7 @@ function path(agents, step) {
 }
 
 function tokens(step) {
-  if (step.response_tokens === null) return step.captured ? "no token ids" : "from a span";
+  if (step.response_tokens === null) return "tokens not reported";
   return `${number(step.prompt_tokens)} → ${number(step.response_tokens)} tokens`;
 }
 
