@@ -8,8 +8,8 @@ import io
 import json
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -178,6 +178,19 @@ def write_result(value: Any, text: str, *, as_json: bool) -> None:
         write_json(value)
     else:
         click.echo(text)
+
+
+@contextmanager
+def only_the_result() -> Generator[None]:
+    """Within the block what agents, and the programs that they start, write to standard output goes to standard error."""
+    with redirect_stdout(sys.stderr), ExitStack() as changed:
+        with suppress(OSError):  # one that is no file, as a test has it, has no children that write to it
+            if sys.__stdout__ is not None and sys.__stdout__.fileno() == 1:
+                own = os.dup(1)
+                changed.callback(os.close, own)
+                changed.callback(os.dup2, own, 1)
+                os.dup2(2, 1)
+        yield
 
 
 def console() -> Console:

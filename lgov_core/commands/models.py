@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 import click
 
-from lgov_core.commands.group import Exit, write_json, write_result, write_table
+from lgov_core.commands.group import Exit, only_the_result, write_json, write_result, write_table
 from lgov_core.commands.options import FILE, FOLDER, PATH, base_model_option, command, set_option
 from lgov_core.errors import TrainError
 from lgov_core.models.load import wait_without_spinning
@@ -135,13 +135,13 @@ def evaluate(
     from lgov_core.client.tasks import load_agent, read_tasks
 
     read = read_tasks(tasks)
-    function = load_agent(agent)
     target = folder or Path("runs") / time.strftime("eval-%Y%m%d-%H%M%S")
     try:
         from lgov_core._util.files import atomic_write
         from lgov_core.evaluation.evaluation import EVALUATION_FILE
 
-        report = _measure(checkpoint, model, read, function, target, plan, start=start)
+        with only_the_result():
+            report = _measure(checkpoint, model, read, load_agent(agent), target, plan, start=start)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted without a result; the finished rollouts are in {target}") from None
     report["tasks_sha256"] = hashlib.sha256(tasks.read_bytes()).hexdigest()

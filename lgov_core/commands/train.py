@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 
 import click
 
-from lgov_core.commands.group import Exit, write_result
+from lgov_core.commands.group import Exit, only_the_result, write_result
 from lgov_core.commands.options import (
     FILE,
     FOLDER,
@@ -123,7 +122,7 @@ def train(
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends as with Ctrl-C
     if server.key_secret_file or server.show_admin_key or server.gpus is not None:
         raise SettingsError("--gpus, --key-secret-file and --show-admin-key are for --serve", hint="add --serve")
-    with contextlib.redirect_stdout(sys.stderr):  # what agents print is not the result
+    with only_the_result():
         report, text = _train(settings, agent, backend, store, folder, resume=resume, profile=profile)
     write_result(report, text, as_json=as_json)
 

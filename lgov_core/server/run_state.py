@@ -67,7 +67,7 @@ def begin(folder: Path, start: RunStart, now: RunStart, *, resume: bool) -> None
         if (value := (now.learns or {}).get(key)) != before:
             what = f"training.{key} is {value!r}, and the run in {folder} began with {before!r}"
             if key in ("agent", "plugins"):
-                what = f"{', '.join(before)} ({key}) is not as it was when the run in {folder} began"
+                what = f"{', '.join(before)} ({key}) is not as it was when the run in {folder.name} began"
             raise TrainError(what, hint="continue with what it began with, or choose another --folder")
     atomic_write(_start_file(folder), json.dumps(asdict(now)).encode())
 

@@ -109,6 +109,7 @@ class TrainingServer:
     ) -> None:
         options = options or ServerOptions()
         require_keys(options.host, options.keys)
+        folder = folder.absolute()  # an agent in a thread may change the working folder
         self.settings, self.folder, self.options = settings, folder, options
         self._resume, self._algorithm, self._engines = resume, algorithm, tuple(engines)
         self._own = str(folder / "store.sqlite")

@@ -393,6 +393,39 @@ def test_lgov_train_runs_a_training_from_files(model_folder: Path, tmp_path: Pat
     store.close()
 
 
+#: Prints, has a program print, and leaves the folder that the process was started in.
+UNRULY = """
+import os, subprocess, tempfile
+from tests.pair.pair_agents import digits
+
+def agent(resource, task):
+    print("the agent")
+    subprocess.run(["echo", "its program"], check=True)
+    os.chdir(tempfile.gettempdir())
+    return digits(resource, task)
+"""
+
+
+def test_what_an_agent_in_a_thread_prints_and_its_folder_change_no_result(model_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(UNRULY)
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in TASKS))
+    (tmp_path / "config.yaml").write_text(
+        CONFIG + "data: {train: tasks.jsonl}\nruntime: {auto_instrumentation: false, workers: threads}\n"
+    )
+    command = [*LGOV, "train", "config.yaml", "--agent", "agent.py:agent", "--model", str(model_folder), "--steps", "2"]
+    done = subprocess.run(
+        [*command, "--folder", "run", "--json"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["updates"] == 2
+    assert {"the agent", "its program"} <= set(done.stderr.splitlines())
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

@@ -71,7 +71,7 @@ def test_a_healthy_run_has_no_finding(run: RunFolder) -> None:
     report = examine(made(run, groups(MIXED, MIXED, MIXED, (Rolled(1.0),) * 4), updates=4))
     assert (report.findings, dict(report.not_examined)) == ((), {})
     assert (report.updates, report.rollouts) == (4, 128)
-    assert len(report.checked) == 30
+    assert len(report.checked) == 31
 
 
 def test_a_run_that_learns_has_no_finding(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_few_rollouts_are_not_enough_for_a_finding(run: RunFolder) -> None:
     report = examine(run.folder)
     assert report.findings == ()
     assert set(report.not_examined) == {"violations-rising", "tool-rewards-farmed"}
-    assert len(report.checked) == 28
+    assert len(report.checked) == 29
 
 
 def test_a_store_without_a_run_is_examined_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -491,6 +491,17 @@ def test_a_reward_that_hardly_any_rollout_earns_is_sparse_though_many_groups_hav
     failed, lucky = (Rolled(0.0),) * 16, (Rolled(1.0), *(Rolled(0.0),) * 15)
     every = groups(failed, lucky, count=8)
     assert only(made(run, every)).name == "reward-sparse"
+
+
+@pytest.mark.parametrize(("failed", "named"), [(40, ["tools-fail"]), (36, [])])
+def test_tools_of_which_nearly_every_call_fails(failed: int, named: list[str]) -> None:
+    recent = [TrainedRollout(f"r{number}", (0, f"t{number}"), {}, (), None, 1, 0) for number in range(40)]
+    recorded = {
+        rollout.rollout_id: RecordedRollout(1, 1, 0, 0, False, 0, failed=int(number < failed))
+        for number, rollout in enumerate(recent)
+    }
+    findings = examine_evidence("run", Evidence(recent=recent, recorded=recorded)).findings
+    assert [finding.name for finding in findings] == named
 
 
 def test_what_a_refused_call_was_told_is_no_result_of_its_tool() -> None:

@@ -54,9 +54,9 @@ class TrainedRollout:
 class RecordedRollout:
     """A rollout as the store holds it, beside its rewards.
 
-    Of ``tool_calls``, ``malformed`` could not be read or had arguments that the tool cannot take. ``drifted`` of its
-    ``calls`` went on in other tokens. ``violated`` is true when an act that the policies object to was executed;
-    ``repeats`` counts tool calls that were rewarded although an earlier one was the same.
+    Of ``tool_calls``, ``malformed`` could not be read or had arguments that the tool cannot take, and ``failed`` raised.
+    ``drifted`` of its ``calls`` went on in other tokens. ``violated`` is true when an act that the policies object to was
+    executed; ``repeats`` counts tool calls that were rewarded although an earlier one was the same.
 
     Texts are `words`: ``hidden`` the fields of its task that its first prompt does not show, ``reply`` its last reply, and
     ``lookups`` the results of its tool calls, by call. ``first_reply`` stands for the tokens of its first reply, which had
@@ -69,6 +69,7 @@ class RecordedRollout:
     drifted: int
     violated: bool
     repeats: int
+    failed: int = 0
     hidden: Mapping[str, str] = field(default_factory=dict[str, str])
     reply: str = ""
     lookups: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -181,6 +182,7 @@ def recorded_rollouts(
             calls=len(own),
             tool_calls=max(len(written), len(about)),
             malformed=unreadable + len(refused),
+            failed=sum(values.get(semconv.TOOL_STATUS) == "error" for values in about),
             drifted=_drifted(own),
             violated=oracle.get(rollout.rollout_id, any(map(_let_pass, its_spans))),
             repeats=_repeats(its_spans, paid),

@@ -54,6 +54,8 @@ def finding(
 
 #: The share of rollouts, calls and tool calls that may end badly, be truncated, malformed, drifted.
 _SHARE: Final = 0.05
+#: Of the tool calls, the share that may fail: an agent that explores fails often.
+_FAIL: Final = 0.9
 #: Of the groups, the share that may be alike.
 ALIKE: Final = 0.75
 #: How many versions older than the update the weights of its calls may be, on average.
@@ -84,16 +86,19 @@ def find_endings(evidence: Evidence) -> Iterator[RunFinding]:
 
 
 def find_shares(evidence: Evidence) -> Iterator[RunFinding]:
-    """Truncated replies; tool calls that no tool can take; conversations that went on in other tokens than were sampled."""
+    """Truncated replies; tool calls that no tool can take, or that nearly all fail; conversations that went on in other tokens
+    than were sampled.
+    """
     rollouts: list[tuple[str, Any]] = [(rollout.rollout_id, rollout) for rollout in evidence.recent]
     records = [(rollout.rollout_id, record) for rollout, record in evidence.recorded_of(evidence.recent)]
-    for name, counted, bad, of in (
-        ("replies-truncated", rollouts, "truncated", "calls"),
-        ("tool-calls-malformed", records, "malformed", "tool_calls"),
-        ("retokenisation-drift", records, "drifted", "later_calls"),
+    for name, counted, bad, of, share in (
+        ("replies-truncated", rollouts, "truncated", "calls", _SHARE),
+        ("tool-calls-malformed", records, "malformed", "tool_calls", _SHARE),
+        ("tools-fail", records, "failed", "tool_calls", _FAIL),
+        ("retokenisation-drift", records, "drifted", "later_calls", _SHARE),
     ):
         count, total = (sum(getattr(values, key) for _, values in counted) for key in (bad, of))
-        if exceeds(count, total, _SHARE):
+        if exceeds(count, total, share):
             figures = {of: total, bad: count, "share": count / total}
             yield finding(name, figures, (rollout_id for rollout_id, values in counted if getattr(values, bad)))
 
