@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from lgov_core.errors import TrainError
+from lgov_core.integrations.verl.rows import batch_figures
 from lgov_core.train.loop.collecting import UsableSteps
 from lgov_core.train.loop.figures import (
-    batch_figures,
     earned_figures,
     grouped_interval,
     mean_interval,

@@ -29,11 +29,10 @@ from lgov_core.gateway.protocol import ANY_MODEL
 from lgov_core.gateway.token_engine import Generated, TokenEngine, TokenPrompt
 from lgov_core.integrations.verl.checkpoints import Steps, only_job
 from lgov_core.integrations.verl.job import ESTIMATOR, Host, VerlJob
-from lgov_core.integrations.verl.rows import QueueRow, QueueRows, mini_batch_tasks, queue_rows
+from lgov_core.integrations.verl.rows import QueueRow, QueueRows, batch_figures, mini_batch_tasks, queue_rows
 from lgov_core.models import load_model
 from lgov_core.store import RolloutQueue, open_store
 from lgov_core.train.loop.collecting import UsableSteps
-from lgov_core.train.loop.figures import batch_figures
 from lgov_core.train.loop.run_files import BatchRecord, read_batch, write_batch
 from lgov_core.transitions import Selection, Transition, assign_credit, build_transitions
 from lgov_core.types import Rollout, new_id

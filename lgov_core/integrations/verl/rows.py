@@ -1,4 +1,5 @@
-"""Transitions as the rows that verl trains on: one row a chain, each token with its own advantage. No verl is needed.
+"""Transitions as the rows that verl trains on: one row a chain, each token with its own advantage; and a step's figures. No
+verl is needed.
 
 verl computes advantages of its own from one score a row, or from the last row of a rollout. Here they are computed
 before, by `lgov_core.transitions.assign_credit`, and handed to verl: a row's ``rm_scores`` hold the advantage of every
@@ -16,10 +17,14 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from lgov_core.errors import TransitionError
+from lgov_core.train.loop.figures import earned_figures, policy_figures
+from lgov_core.transitions import CreditRules, TransitionSet
 from lgov_core.transitions.tokens import Chain, make_chains
 from lgov_core.transitions.transition_set import Transition
+from lgov_core.types import Attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +134,22 @@ def _row(chain: Chain, key: str, tokens: int) -> QueueRow:
         (min(versions), max(versions)),
         len(chain.links),
     )
+
+
+def batch_figures(
+    data: TransitionSet, results: Sequence[Attempt], rules: CreditRules, *, dropped_spans: int = 0
+) -> dict[str, Any]:
+    """`policy_figures` and `earned_figures` of a batch; ``weights_versions`` counts the calls of each version."""
+    keys = list(dict.fromkeys((transition.rollout_id, transition.attempt) for transition in data.transitions))
+    earned = (
+        ((transition.rollout_id, transition.attempt), channel, value)
+        for transition in data.transitions
+        if not transition.set_aside
+        for channel, value in transition.rewards.items()
+    )
+    return {
+        **earned_figures(results, keys, earned),
+        **policy_figures(data, results, rules, dropped_spans=dropped_spans),
+        "transitions": len(data.transitions),
+        "weights_versions": dict(Counter(str(transition.weights_version) for transition in data.transitions)),
+    }

@@ -259,25 +259,6 @@ def policy_figures(
     }
 
 
-def batch_figures(
-    data: TransitionSet, results: Sequence[Attempt], rules: CreditRules, *, dropped_spans: int = 0
-) -> dict[str, Any]:
-    """`policy_figures` and `earned_figures` of a batch; ``weights_versions`` counts the calls of each version."""
-    keys = list(dict.fromkeys((transition.rollout_id, transition.attempt) for transition in data.transitions))
-    earned = (
-        ((transition.rollout_id, transition.attempt), channel, value)
-        for transition in data.transitions
-        if not transition.set_aside
-        for channel, value in transition.rewards.items()
-    )
-    return {
-        **earned_figures(results, keys, earned),
-        **policy_figures(data, results, rules, dropped_spans=dropped_spans),
-        "transitions": len(data.transitions),
-        "weights_versions": dict(Counter(str(transition.weights_version) for transition in data.transitions)),
-    }
-
-
 def earned_figures(
     results: Sequence[Attempt],
     counted: Sequence[tuple[str, int]],
