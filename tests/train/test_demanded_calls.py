@@ -23,6 +23,7 @@ from lgov_core.models import LanguageModel  # noqa: E402
 from lgov_core.store import TraceStore  # noqa: E402
 from lgov_core.store.sqlite import SQLiteStore  # noqa: E402
 from lgov_core.train.algorithms.algorithms import algorithm  # noqa: E402
+from lgov_core.train.algorithms.supervised import imitation_rows  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
 from lgov_core.train.layout.rows import make_rows  # noqa: E402
 from lgov_core.train.loop.figures import reply_warnings  # noqa: E402
@@ -130,4 +131,5 @@ def test_a_reply_without_a_demand_is_trained_on_whole(opinionated: LanguageModel
 
 def test_a_model_that_does_not_know_the_form_is_told_to_learn_it(store: SQLiteStore) -> None:
     turns = recorded(tiny(), store, 2, tools=[TOOL], tool_choice="required")
+    assert sum(row.trained for row in imitation_rows(turns)) == sum(len(turn.response_ids) for turn in turns)
     assert "teach the form first" in reply_warnings(turns, lambda _: ())["tokens-demanded"]

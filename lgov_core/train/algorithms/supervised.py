@@ -128,14 +128,14 @@ def choose(
 
 
 def imitation_rows(transitions: Sequence[Transition]) -> list[TrainRow]:
-    """Rows in which every token that the model chose counts the same. Nothing that was recorded about chance is used."""
-    plain = [
-        replace(
-            turn, advantages=(1.0,) * len(turn.response_ids), logprobs=(0.0,) * len(turn.response_ids), loss_weight=1.0
-        )
-        for turn in transitions
-        if turn.prompt_ids and any(turn.response_mask)
-    ]
+    """Rows in which every token of a reply counts the same, those too that a demanded form decided: it is to be learnt. Nothing
+    that was recorded about chance is used.
+    """
+    plain: list[Transition] = []
+    for turn in transitions:
+        if turn.prompt_ids and (count := len(turn.response_ids)):
+            every = {"response_mask": (1,) * count, "advantages": (1.0,) * count, "logprobs": (0.0,) * count}
+            plain.append(replace(turn, loss_weight=1.0, **every))
     return make_rows(plain)
 
 
