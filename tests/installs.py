@@ -3,8 +3,8 @@
 ``make test-install``, or ``python -m tests.installs [EXTRA …] [--python PATH …] [--json]``. The wheel is built once; then for
 each row: a fresh environment, ``pip install lgov[EXTRA]``, ``pip check``, an import of the packages, ``lgov --version`` and
 ``python -m lgov_core --version``; for a framework, ``lgov run`` of a program that imports it; for ``mcp``, ``lgov mcp`` of
-a server. ``base`` is lgov without an extra: a program asks a governor, and its record is verified. Ends with 1 if any row
-failed.
+a server. ``base`` is lgov without an extra: a program asks a governor, and its record is verified; with ``view`` the window
+exports it. Ends with 1 if any row failed.
 """
 
 from __future__ import annotations
@@ -92,11 +92,13 @@ def install(python: Path, extra: str, wheel: Path, folder: Path) -> Installed:
         says = {output(folder / "bin" / "lgov", "--version"), output(own, "-m", "lgov_core", "--version")}
         if says != {f"lgov {wheel.name.split('-')[1]}\n"}:
             problem = f"--version says {says}"
-        if extra == "base":
+        if extra in ("base", "view"):
             (folder / "policy.yaml").write_text(POLICY)
             (folder / "agent.py").write_text(BASE)
             output(own, "agent.py", cwd=folder)
             output(folder / "bin" / "lgov", "audit", "verify", folder / "audit.db")
+        if extra == "view":
+            output(folder / "bin" / "lgov", "view", folder / "audit.db", "--export", folder / "page.html")
         if extra == "mcp":
             (folder / "policy.yaml").write_text("version: 1\nrules: [{name: all, use: allow}]\n")
             output(folder / "bin" / "lgov", "mcp", "--", own, ROOT / "tests" / "mcp_files_server.py", cwd=folder)

@@ -51,10 +51,10 @@ import json
 import os
 import sqlite3
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any, Final, cast
 from urllib.parse import quote
 
@@ -618,7 +618,7 @@ class ReportSignature:
         """The result for people."""
         if not self.ok:
             return f"BROKEN: {self.problem}"
-        at = datetime.fromtimestamp((self.time_ns or 0) / 1e9, UTC).isoformat(timespec="seconds")
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime((self.time_ns or 0) / 1e9))
         compared = "which is the one given" if self.key_trusted else "not compared with one that you trust: give --key"
         return (
             f"ok: the report is as it was signed at {at} (time of the machine that signed)\n"
@@ -640,10 +640,11 @@ def verify_report(
         body, signature = str(signed["body"]), _hex(signed["signature"], 64)
         fields = json.loads(body)
         public, record, time_ns = _hex(fields["key"], 32), str(fields["record"]), int(fields["time_ns"])
+        time.gmtime(time_ns / 1e9)  # which raises for what is no time
     except _Usage as error:
         return ReportSignature(False, error.problem, usage=True)
     except OSError as error:
-        return ReportSignature(False, f"{error.filename} cannot be read: {error.strerror}")
+        return ReportSignature(False, f"{error.filename or path} cannot be read: {error.strerror}")
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return ReportSignature(False, f"{os.fspath(path)}{SIGNATURE} is not the signature of a report")
     result = ReportSignature(False, None, str(fields["key"]), trusted == public, record, digest, time_ns)

@@ -73,6 +73,8 @@ def govern(folder: Path) -> None:
             store.add_rewards([Reward(-0.1 - 0.2, "compliance", name, 1, tool_call_id=f"c_{name}", source="air")])
             if name == "ended":
                 store.finish_attempt(name, 1, Outcome.SUCCEEDED)
+    with closing(sqlite3.connect(folder / "traces.sqlite")) as connection, connection:
+        connection.execute("UPDATE attempts SET started_at = ? WHERE ended_at IS NULL", (began,))
     (folder / "policy.yaml").write_text(PRICES)
 
 

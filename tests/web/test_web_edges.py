@@ -105,7 +105,7 @@ def test_a_call_without_token_ids_says_why_there_are_no_tokens(tmp_path: Path, p
     with served(tmp_path / "store.sqlite") as window:
         window.open(page, "#/rollout/ro_0?view=tokens")
         expect(page.get_by_text("The engine behind this call gave none")).to_be_visible()
-        expect(page.locator("ol.timeline")).to_contain_text("no token ids")
+        expect(page.locator("ol.timeline")).to_contain_text("tokens not reported")
 
 
 def test_a_store_on_postgresql_is_shown_and_followed(page: Any) -> None:

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import lgov_core
 from lgov_core._util.files import atomic_write
-from lgov_core.errors import LgovError
+from lgov_core.errors import LgovError, counted
 from lgov_core.views.governance import COLUMNS
 from lgov_core.views.web import app
 from lgov_core.views.web.app import STATIC, Answer
@@ -152,7 +152,7 @@ def write_report(window: Window, path: Path, *, content: bool = True, limit: int
     """
     report = _Report(window, limit, content=content)
     report.add_all()
-    chosen = f"{len(report.rollouts)} rollouts, {report.tokens} tokens"
+    chosen = f"{counted(len(report.rollouts), 'rollout')}, {counted(report.tokens, 'token')}"
     data = {
         "format": 1,
         "content": content,

@@ -79,11 +79,10 @@ function Loaded({ data: recorded, route, training, alone }) {
 
 const QUIET_S = 600;
 
-/** True for a run without a recorded end of which nothing was written for ten minutes. */
+/** True for a run without a recorded end that began, and of which nothing was written, for ten minutes. */
 function over(data) {
-  const times = data.steps.map((step) => step.ended_at).filter(Boolean);
-  const last = times.length ? Math.max(...times) : (data.started_at ?? 0);
-  return Date.now() / 1000 - last > QUIET_S;
+  const times = [data.started_at, ...data.steps.map((step) => step.ended_at)].filter(Boolean);
+  return Date.now() / 1000 - Math.max(0, ...times) > QUIET_S;
 }
 
 /** The step that was denied, or else the last. */
