@@ -185,18 +185,27 @@ class Governance:
 
         return RuleSet(base=base or AirRules()) if self.air is None else air.load_rules(self.air)
 
-    def open_record(self, policy_digest: str) -> AuditLog:
-        """Opens the record, and makes its folder. Raises `LgovError`. Not for a box, whose record is kept outside."""
+    def open_record(self, policy_digest: str, mode: str) -> AuditLog:
+        """Opens the record, and makes its folder; the policies of that digest hold from now on, in ``mode``, as it says.
+
+        Raises `LgovError`. Not for a box, whose record is kept outside.
+        """
         from lgov_core.audit import AuditLog, default_signer
 
         make_folder(self.audit.parent)
-        return AuditLog(
+        log = AuditLog(
             self.audit,
             policy_digest=policy_digest,
             signer=default_signer(self.audit_key),
             heads=self.heads,
             redact=self.redact or None,
         )
+        with ExitStack() as unfinished:
+            unfinished.callback(log.close)
+            if policy_digest:
+                log.begin_policy(policy_digest, str(self.policy), mode)
+            unfinished.pop_all()
+        return log
 
     def _open_policy_and_record(self) -> tuple[PolicySet, AuditLog | BrokeredLog]:
         if self.policy is None:
@@ -212,7 +221,7 @@ class Governance:
         refuse_untrusted(self.audit)
         with in_force(self.places()):
             policies = load_policy_file(self.policy)
-        return policies, self.open_record(policies.digest or "")
+        return policies, self.open_record(policies.digest, policies.mode)
 
     def _brokered_log(self, broker: str) -> BrokeredLog:
         from lgov_core.confine.broker import Broker, BrokeredLog

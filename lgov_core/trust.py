@@ -1,8 +1,9 @@
 """The places that govern change by their owner's hand: what changed while a governed program ran is refused until trusted.
 
-A run notes in ``RECORD.runs``, beside its record, what governs it when it starts, and removes the note when it ends and all
-is as it was. Whoever starts next compares every note that is there with the files as they are now: of runs that go on, that
-ended after a change, and that were killed. An edit between runs is in no note, and needs no trust.
+A run notes in ``RECORD.runs``, beside its record and beside the usual one of its folder, what governs it when it starts, and
+removes the note when it ends and all is as it was. Whoever starts next compares every note that is there with the files as
+they are now: of runs that go on, that ended after a change, and that were killed. An edit between runs is in no note, and
+needs no trust.
 """
 
 from __future__ import annotations
@@ -156,36 +157,39 @@ class RunWatch:
     """Watches the places that govern from the start of one governed program to its end.
 
     ``files`` are files and folders, whether they exist or not; those ``below`` with a name that governs count, too. Of ``keys``
-    no text is kept. The note lies beside ``audit``. One thread. Raises `InstrumentationError` where it cannot be written.
-    Call `refuse_untrusted` next, once the policy is loaded.
+    no text is kept. The note lies beside ``audit``, and beside the usual record where that can be written: settings that the
+    run changes may name another record. One thread. Raises `InstrumentationError` where it cannot be written. Call
+    `refuse_untrusted` next, once the policy is loaded.
     """
 
     def __init__(
         self, audit: Path, files: Iterable[str], run_id: str, *, keys: Iterable[str] = (), below: Below | None = None
     ) -> None:
-        folder = notes_of(audit)
-        self._note, self._lock = folder / f"{run_id}.json", folder / f"{run_id}.lock"
         below = below or Below([], [])
         before = {path: _look(path) for path in (*files, *below.places())}
         before |= {path: _look(path, text=False) for path in keys}
         self._at_start = RunNote(datetime.now(UTC).isoformat(" ", "seconds"), before, below)
-        self._held = ExitStack()
-        try:
+        self._held, self._notes = ExitStack(), list[Path]()
+        for folder in dict.fromkeys((notes_of(audit), notes_of(DEFAULT_AUDIT))):
+            note = folder / f"{run_id}.json"
             try:
-                self._held.enter_context(hold(self._lock))
-            except FileNotFoundError:  # another run, which ended just now, has removed the folder
-                self._held.enter_context(hold(self._lock))
-            self._at_start.write(self._note)
-        except OSError as error:
-            self._held.close()
-            raise InstrumentationError(f"what governs cannot be noted in {folder}: {error}") from error
+                try:
+                    self._held.enter_context(hold(note.with_suffix(".lock")))
+                except FileNotFoundError:  # another run, which ended just now, has removed the folder
+                    self._held.enter_context(hold(note.with_suffix(".lock")))
+                self._at_start.write(note)
+                self._notes.append(note)
+            except OSError as error:
+                if not self._notes:
+                    self._held.close()
+                    raise InstrumentationError(f"what governs cannot be noted in {folder}: {error}") from error
 
     def changes(self) -> list[RunChange]:
         """The places that are not as they were at the start, but for what was trusted since."""
         with suppress(
             OSError, ValueError, KeyError, TypeError
         ):  # the note may be gone: the program had the same rights
-            self._at_start = RunNote.read(self._note)
+            self._at_start = RunNote.read(self._notes[0])
         return self._at_start.changes()
 
     def end(self) -> list[RunChange]:
@@ -193,19 +197,16 @@ class RunWatch:
         changes = self.changes()
         if changes:
             files = self._at_start.files | {change.path: change.before for change in changes}
-            RunNote(self._at_start.began, files, Below([], [])).write(self._note)  # further ones are not of this run
-            self._held.close()
-            self._lock.unlink(missing_ok=True)
-        else:
-            self._remove()
-        return changes
-
-    def _remove(self) -> None:
-        self._note.unlink(missing_ok=True)
+            for note in self._notes:
+                RunNote(self._at_start.began, files, Below([], [])).write(note)  # further ones are not of this run
         self._held.close()
-        self._lock.unlink(missing_ok=True)
-        with suppress(OSError):  # other runs have notes there
-            self._note.parent.rmdir()
+        for note in self._notes:
+            if not changes:
+                note.unlink(missing_ok=True)
+            note.with_suffix(".lock").unlink(missing_ok=True)
+            with suppress(OSError):  # there are notes
+                note.parent.rmdir()
+        return changes
 
 
 def notes_of(audit: Path) -> Path:
@@ -259,11 +260,23 @@ def is_running(audit: Path) -> bool:
 
 
 def refuse_untrusted(audit: Path) -> None:
-    """Raises `InstrumentationError` where something that governs changed during a run and is not trusted.
+    """Raises `InstrumentationError` where something that governs changed during a run and is not trusted."""
+    for record, changes in untrusted_here(audit):
+        if changes:
+            further = f", and {len(changes) - 1} more" if len(changes) > 1 else ""
+            named = "" if record.absolute().parent.parent in (Path.cwd(), *Path.cwd().parents) else f" {record}"
+            raise InstrumentationError(
+                f"{changes[0]} (begun {changes[0].began} UTC){further}",
+                hint=f"look at what changed, and accept it, with lgov policy trust{named}; or undo the change",
+            )
+
+
+def untrusted_here(audit: Path) -> Iterator[tuple[Path, list[RunChange]]]:
+    """Yields what a start in the working folder refuses, by the record of the runs; empty lists among it.
 
     The runs are those with this record, and, of what lies in the working folder or above it, those with the usual record in
     one of these folders: what a run changed may name another record. A record that a box closes to this process is left to
-    the run that made the box.
+    the run that made the box. Raises `InstrumentationError` where it cannot be seen.
     """
     here = Path.cwd()
     folders = (here, *here.parents)
@@ -281,22 +294,10 @@ def refuse_untrusted(audit: Path) -> None:
                 if closed
                 else "make the folder readable to this user, or remove it if its runs are yours and ended",
             ) from error
-        if record == audit:
-            _refuse(audit, changes)
-            continue
-        changed = {Path(change.path): change for change in changes}
-        obeyed = (change for path, change in changed.items() if path.parent in folders and path.name != _KEPT)
-        _refuse(record, list(obeyed))  # .lgov folders are made by runs
-
-
-def _refuse(audit: Path, changes: list[RunChange]) -> None:
-    if changes:
-        further = f", and {len(changes) - 1} more" if len(changes) > 1 else ""
-        named = "" if audit.absolute() == Path.cwd() / DEFAULT_AUDIT else f" {audit}"
-        raise InstrumentationError(
-            f"{changes[0]} (begun {changes[0].began} UTC){further}",
-            hint=f"look at what changed, and accept it, with lgov policy trust{named}; or undo the change",
-        )
+        if record != audit:
+            named = ((Path(change.path), change) for change in changes)  # .lgov folders are made by runs
+            changes = [change for path, change in named if path.parent in folders and path.name != _KEPT]
+        yield record, changes
 
 
 def trust(audit: Path) -> None:

@@ -1,10 +1,11 @@
 """Files that survive a crash: atomic writes (temporary file, fsync, rename, fsync of the folder; mode 0600), durable appends,
-files that one process at a time holds, and secrets that other users cannot read.
+files that one process at a time holds, secrets that other users cannot read, and the name of this user.
 """
 
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import shutil
 import stat
@@ -185,3 +186,14 @@ def open_to_others(path: str | os.PathLike[str]) -> bool:
     status = Path(path).stat()
     group = stat.S_IRWXG if status.st_uid == os.geteuid() else stat.S_IWGRP | stat.S_IXGRP
     return bool(status.st_mode & (group | stat.S_IRWXO))
+
+
+def os_user() -> str:
+    """The name of the user whose process this is, as the system knows it; its number, or nothing, where it has no name."""
+    with contextlib.suppress(ImportError, KeyError, AttributeError):
+        import pwd
+
+        return pwd.getpwuid(os.getuid()).pw_name
+    with contextlib.suppress(OSError, KeyError, ImportError):
+        return getpass.getuser()
+    return str(os.getuid()) if hasattr(os, "getuid") else ""

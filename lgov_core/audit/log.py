@@ -8,12 +8,13 @@ import os
 import sqlite3
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from lgov_core._util.files import os_user
 from lgov_core._util.sqlite_file import BESIDE, describe, is_database, keep_quiet_across_fork
 from lgov_core.audit.entry import canonical
 from lgov_core.audit.reading import AUDIT_RECORD, AuditEntry, EntrySelection, entry_of, open_record
@@ -22,6 +23,9 @@ from lgov_core.audit.redaction import Redaction, redaction
 from lgov_core.audit.signing import ForeignEntry, Heads, Seals, Signer, default_signer, heads_path
 from lgov_core.errors import AuditError, AuditKeyError
 
+#: The digest of the policies that the last entry is under; entries of commands have none.
+_DIGEST = "json_extract(body, '$.policy_digest')"
+_LAST_DIGEST = f"SELECT {_DIGEST} FROM entries WHERE {_DIGEST} != '' ORDER BY position DESC LIMIT 1"
 _SELECT = "SELECT position, body, prev_hash, hash, arguments, content FROM entries"
 
 
@@ -144,6 +148,25 @@ class AuditLog(RecordWriter):
                 f"the last entries of audit record {self.path} are not signed, or not at the second place: {error}",
                 hint="what was decided is on record; look at the key and at the second place for heads",
             )
+
+    def begin_policy(self, digest: str, name: str, mode: str) -> None:
+        """Puts on record that the policies of the file ``name`` hold from now on, in ``mode``.
+
+        One entry for each change: none where the last entry of the record is under the same digest. Raises `AuditError`.
+        """
+        with self._lock:
+            row = self._open().execute(_LAST_DIGEST).fetchone()
+        if row is None or row[0] != digest:
+            user = os_user()
+            why = f"holds from now on ({mode}); begun by {user}"
+            about = {"name": name, "policy_digest": digest, "mode": mode, "by": user, "reason": why}
+            self.append("policy", about, arguments=None, content={})
+
+    def trust_changes(self, changes: Mapping[str, str]) -> None:
+        """Puts on record that this user accepts ``changes`` of what governs: how each path changed. Raises `AuditError`."""
+        user, listed = os_user(), ", ".join(f"{path} {kind}" for path, kind in changes.items())
+        about = {"name": listed, "trusted": dict(changes), "by": user, "reason": f"trusted by {user}"}
+        self.append("policy", about, arguments=None, content={})
 
     def erase(self, selection: EntrySelection, *, reason: str = "") -> int:
         """Erases the arguments and texts of the entries of a selection, and says so in an entry of its own.

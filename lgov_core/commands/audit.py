@@ -141,8 +141,9 @@ def show(
 
     A row is one line, where long values are cut; --json has everything. Times are in UTC.
 
-    --counts counts the decisions by tool, result, rule, agent, point and time. A tool has one decision for each call; those on
-    what it returned are under "result". "would deny" is what shadow mode allowed and the policies deny.
+    --counts counts the decisions by tool, result, rule, agent, point and time, and verifies the record with the public key
+    beside the setting audit_key, and with the setting heads. A tool has one decision for each call; those on what it returned
+    are under "result". "would deny" is what shadow mode allowed and the policies deny.
     """
     from lgov_core.audit.report import plain
     from lgov_core.types import BLOCKING
@@ -187,10 +188,15 @@ def _subject(entry: AuditEntry) -> str:
 
 def _count(path: Path, entries: Sequence[AuditEntry], as_json: bool) -> Exit:
     from lgov_core.audit.report import audit_report
+    from lgov_core.audit.signing import public_path
     from lgov_core.audit.verify import in_words
     from lgov_core.audit.verify import verify as verify_record
 
-    report, verified = audit_report(entries), verify_record(path)
+    settings = load_settings()
+    key = None if settings.audit_key is None else public_path(settings.audit_key)
+    report, verified = audit_report(entries), verify_record(path, key=key, head=settings.heads)
+    if verified.usage:
+        raise click.UsageError(str(verified.problem))
     if as_json:
         write_json({"path": str(path), **report.as_json(), "verified": asdict(verified)})
     else:

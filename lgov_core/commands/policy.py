@@ -19,9 +19,18 @@ from lgov_core.commands.group import (
     write_result,
     write_table,
 )
-from lgov_core.commands.options import EXISTING_FILE, PATH, command, is_audit_record, record_or_setting, yes_option
-from lgov_core.errors import PolicyError
+from lgov_core.commands.options import (
+    EXISTING_FILE,
+    PATH,
+    command,
+    is_audit_record,
+    record_or_setting,
+    yes_option,
+)
+from lgov_core.errors import PolicyError, SettingsError
+from lgov_core.places import DEFAULT_AUDIT
 from lgov_core.policies.policy_set import trusted_programs
+from lgov_core.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from lgov_core.governor.judging import RuleVerdict
@@ -218,8 +227,9 @@ def trust(ctx: click.Context, file: Path | None, approve: str | None, yes: bool,
     Policy files, settings, keys and lgov itself may change between runs. What changed during one is refused at the next start
     (exit status 78) until it is accepted here, or undone.
 
-    FILE is the audit record of the runs (default: that of the settings); or the `store` of a rule with `use: pinned`: then it
-    shows the pinned tools, and --approve accepts a changed one. Exit status 1 where changes wait.
+    FILE is the audit record of the runs (default: those that the next start here looks at); or the `store` of a rule with
+    `use: pinned`: then it shows the pinned tools, and --approve accepts a changed one. The record says who accepted what. Exit
+    status 1 where changes wait.
     """
     if file is not None and not is_audit_record(str(file)):
         if yes:
@@ -229,8 +239,10 @@ def trust(ctx: click.Context, file: Path | None, approve: str | None, yes: bool,
         raise click.UsageError("--approve needs FILE, the store of pinned tools")
     from lgov_core import trust as changed
 
-    record = record_or_setting(file)
-    changes = changed.untrusted(record)
+    settings = _readable_settings()
+    records = [file] if file is not None else _refused_here(settings.audit or DEFAULT_AUDIT)
+    by_record = {record: changed.untrusted(record) for record in records}
+    changes = list({change.path: change for of_record in by_record.values() for change in of_record}.values())
     if as_json:
         write_json([{"path": change.path, "change": change.kind, "diff": change.diff()} for change in changes])
     elif not changes:
@@ -239,10 +251,36 @@ def trust(ctx: click.Context, file: Path | None, approve: str | None, yes: bool,
         click.echo(f"{change} (begun {change.began} UTC)\n{printable(change.diff())}")
     if not changes:
         return None
+    from lgov_core.audit import AuditLog, default_signer
+    from lgov_core.governance import make_folder
+
     if yes or (not as_json and click.confirm("Accept this, so that it governs the next run?", err=True)):
-        changed.trust(record)
+        governing = settings.audit or DEFAULT_AUDIT
+        for record in by_record:
+            target = record if record.is_file() else governing
+            make_folder(target.parent)
+            heads = settings.heads if target == governing else None
+            with AuditLog(target, signer=default_signer(settings.audit_key), heads=heads) as log:
+                log.trust_changes({change.path: change.kind for change in by_record[record]})
+            changed.trust(record)
         return None
     ctx.exit(Exit.FINDING)
+
+
+def _readable_settings() -> Settings:
+    """The settings; the default ones, and an error on standard error, where a program left what cannot be read."""
+    try:
+        return load_settings()
+    except SettingsError as error:
+        show_error(error, as_json=False)
+        return Settings()
+
+
+def _refused_here(record: Path) -> list[Path]:
+    """The records of the runs whose changes the next start in the working folder refuses."""
+    from lgov_core.trust import untrusted_here
+
+    return [each for each, changes in untrusted_here(record) if changes]
 
 
 def _pins(ctx: click.Context, file: Path, approve: str | None, as_json: bool) -> None:

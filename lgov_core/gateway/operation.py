@@ -47,18 +47,19 @@ def log_event(level: int, event: str, fields: Mapping[str, Any], content: Mappin
 
 
 def log_failure(error: LgovError, status: int, who: Attribution) -> None:
-    """Logs that a request was answered with an error: with its cause from status 500 on, else with its code."""
+    """Logs that a request was answered with an error: with its cause from status 500 on, and for a bad key."""
     level = logging.ERROR if status >= 500 else logging.WARNING if status in (401, 403, 429) else logging.INFO
     if not _LOG.isEnabledFor(level):
         return
-    # The message of a smaller error quotes the request, that of a refusal what a policy says about it.
-    quotes = status < 500 or hasattr(error, "decision_id")
+    where = getattr(error, "where", None)
+    # The message of a smaller error quotes the request, but for that of a bad key; that of a refusal what a policy says.
+    quotes = (status < 500 and (status != 401 or where is not None)) or hasattr(error, "decision_id")
     fields = {
         **_of_caller(who),
         "status": status,
         "code": error.code,
         "error": None if quotes else error.message,
-        "upstream": getattr(error, "where", None),
+        "upstream": where,
         "cause": None if quotes else " <- ".join(_causes(error, content=False)) or None,
     }
     content = {"error": error.message, "cause": " <- ".join(_causes(error, content=True)) or None}

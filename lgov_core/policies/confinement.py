@@ -125,13 +125,14 @@ def in_box() -> bool:
 class ConfinedPolicy:
     """The confinement of a policy file: the value of its key ``confine``, None without, and the file's digest.
 
-    ``rules`` are the file's policy rules as they are written.
+    ``rules`` and ``mode`` are the file's as they are written.
     """
 
     value: Mapping[str, Any] | None
     rules: Any
     source: _Source
     digest: str
+    mode: str
 
     def with_preset(self, name: str | None) -> ConfineRules:
         """The rules, with preset ``name`` in place of the file's own. Raises `PolicyFileError` when there are none at all."""
@@ -171,7 +172,8 @@ def read_confinement(path: str | PathLike[str]) -> ConfinedPolicy:
     source = _Source(str(path), lines, Path(path).absolute().parent)
     if "confine" in document:
         _rules(document["confine"], source)
-    return ConfinedPolicy(document.get("confine"), document.get("rules"), source, document_digest(document))
+    confine, rules, mode = (document.get(key) for key in ("confine", "rules", "mode"))
+    return ConfinedPolicy(confine, rules, source, document_digest(document), str(mode or "enforce"))
 
 
 def preset_rules(name: str, folder: Path) -> ConfineRules:

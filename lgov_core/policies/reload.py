@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from lgov_core.errors import PolicyError, PolicyFileError
 from lgov_core.governor.rules import by_rules
@@ -17,6 +17,14 @@ from lgov_core.policies.policy_set import PolicySet
 from lgov_core.types import Action, Decision, ObservingPolicy, Point, PolicyFactory
 
 _LOG = logging.getLogger("lgov.policies")
+
+
+class PolicyRecord(Protocol):
+    """Where it is put on record which policies hold."""
+
+    def begin_policy(self, digest: str, name: str, mode: str) -> None:
+        """Puts on record that the policies of a file hold from now on. Raises `AuditError`."""
+        ...
 
 
 class ReloadingPolicySet:
@@ -36,6 +44,8 @@ class ReloadingPolicySet:
     the same kind and have ``continue_from(previous)``, or the new file is refused. A rule that is removed or renamed
     loses its counts.
 
+    With ``record``, an open audit record, each set is put on it before it holds; one that cannot be is a set that did not load.
+
     A set that is ``bounded`` is not replaced by one that is not: governors ask a policy once whether it needs a timeout.
     May be called from several threads at once. Fails closed.
     """
@@ -50,18 +60,20 @@ class ReloadingPolicySet:
         every_s: float = 1.0,
         registry: Mapping[str, PolicyFactory] | None = None,
         on_failure: Callable[[PolicyError], None] | None = None,
+        record: PolicyRecord | None = None,
     ) -> None:
         if not every_s >= 0:
             raise PolicyError(f"every_s is {every_s!r}", hint="give seconds, 0 or more")
         self.path = Path(path)
         self.every_s = every_s
         self.registry = registry
-        self.on_failure = on_failure
+        self.on_failure, self.record = on_failure, record
         self.failure: PolicyError | None = None
         self.reloads = 0
         self._text = self._seen = read_policy_file(self.path)
         self._current, self._made = load_policy_text(self._text, str(self.path), registry=registry)
         self.bounded = self._current.bounded
+        self._begin(self._current)
         self._refused: bytes | None = None
         self._lock = threading.Lock()
         self._next_look = time.monotonic() + every_s
@@ -145,12 +157,17 @@ class ReloadingPolicySet:
             before = self._made.get(name)
             if before is not None and before.policy is not now.policy:
                 self._hand_over(name, before, now)
+        self._begin(loaded)
         # One assignment: each thread judges with the one set or with the other.
         self._current, self._made, self._text = loaded, policies, text
         self.failure = self._untold = None
         self.reloads += 1
         _LOG.info("%s: loaded anew, digest %s", self.path, loaded.digest)
         return True
+
+    def _begin(self, policies: PolicySet) -> None:
+        if self.record is not None:
+            self.record.begin_policy(policies.digest, str(self.path), policies.mode)
 
     def _hand_over(self, rule: str, before: MadePolicy, now: MadePolicy) -> None:
         if not isinstance(before.policy, ObservingPolicy) and not hasattr(before.policy, "continue_from"):

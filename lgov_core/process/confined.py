@@ -152,7 +152,7 @@ def _run_outside(
         watch = options.governance.begin_run(options.rollout_id or new_id("run"), plan.places, below=plan.rules.write)
         opened.callback(watch.end)
         refuse_untrusted(options.governance.audit)
-        log = options.governance.open_record("" if confined is None else confined.digest)
+        log = options.governance.open_record(*("", "") if confined is None else (confined.digest, confined.mode))
         opened.callback(_close, log)
         stores = {store: _requests(store, asking) for store, asking in _stores(confined).items()}
         attempts = Attempts(log, options.rollout_id)

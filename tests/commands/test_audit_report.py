@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lgov_core import Action, Decision, Effect, Point
-from lgov_core.audit import AuditLog, make_key, verify
+from lgov_core.audit import AuditLog, load_key, make_key, verify
 from tests.commands.cli_runner import LGOV, lgov
 
 DENIED = Decision(Effect.DENY, "sql", "no-drop", "it destroys a table")
@@ -43,6 +43,24 @@ def path(tmp_path: Path) -> Path:
         log.commit(act("gpt", "writer<b>", Point.POST_MODEL_CALL, tool_calls=[{"arguments": nested}]), ALLOWED)
         log.commit(act("gpt", "clerk", Point.PRE_MODEL_CALL), ALLOWED)
     return path
+
+
+def test_a_record_is_compared_with_the_key_and_the_heads_of_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("own.key", "other.key"):
+        make_key(tmp_path / name)
+    path, heads = tmp_path / "signed.db", tmp_path / "heads.jsonl"
+    with AuditLog(path, signer=load_key(tmp_path / "own.key"), heads=heads) as log:
+        log.commit(act("run_sql", "clerk"), ALLOWED)
+    monkeypatch.setenv("LGOV_HEADS", str(heads))
+    for name, status in (("own.key", 0), ("other.key", 4)):
+        monkeypatch.setenv("LGOV_AUDIT_KEY", str(tmp_path / name))
+        assert lgov("audit", "show", "--counts", str(path)).exit_code == status
+    monkeypatch.delenv("LGOV_AUDIT_KEY")
+    assert "kept elsewhere (--head)" not in lgov("audit", "show", "--counts", str(path)).output
+    heads.unlink()
+    assert lgov("audit", "show", "--counts", str(path)).exit_code == 2
 
 
 def shown(path: Path, *options: str) -> list[Any]:

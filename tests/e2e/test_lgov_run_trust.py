@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -118,18 +120,13 @@ def test_a_run_that_begins_below_is_refused_for_what_it_would_obey(folder: Path)
     run(folder, "open('sub/lgov.toml', 'w').write('audit = \"mine.db\"')")
     refused = run(folder / "sub", "print('it ran')", "--policy", str(folder / "policy.yaml"))
     assert (refused.returncode, refused.stdout) == (78, ""), refused.stderr
-    assert f"lgov policy trust {folder / '.lgov' / 'audit.db'}" in refused.stderr
+    assert "with lgov policy trust;" in refused.stderr
     assert "sub/lgov.toml" in refused.stderr
     (folder / "other" / "lgov.toml").write_text("timeout_s = 3\n")
     assert len(untrusted(folder / ".lgov" / "audit.db")) == 1, "what appears after the end is the owner's"
     assert run(folder / "other", "", "--policy", str(folder / "policy.yaml")).returncode == 0
     assert CliRunner().invoke(cli, ["policy", "trust", "--yes"]).exit_code == 0
     assert run(folder / "sub", "", "--policy", str(folder / "policy.yaml")).returncode == 0
-
-
-def test_settings_that_name_another_record_do_not_hide_the_change(folder: Path) -> None:
-    run(folder, "open('lgov.toml', 'w').write('audit = \"other.db\"')")
-    assert run(folder, "").returncode == 78
 
 
 @pytest.mark.parametrize(
@@ -171,6 +168,53 @@ def test_a_person_sees_the_change_and_accepts_it(folder: Path) -> None:
     assert CliRunner().invoke(cli, ["policy", "trust", "--yes"]).exit_code == 0
     assert run(folder, "").returncode == 0
     assert CliRunner().invoke(cli, ["policy", "trust"]).output.startswith("nothing that governs changed")
+
+
+def policies_on_record(folder: Path, *words: str) -> list[dict[str, Any]]:
+    """The entries that say which policies hold from when on, and who accepted a change."""
+    shown = CliRunner().invoke(cli, ["audit", "show", *words, "--json"])
+    return [entry for entry in json.loads(shown.output) if entry["kind"] == "policy"]
+
+
+def test_the_record_says_from_when_on_a_policy_holds_and_who_accepted_a_change(folder: Path) -> None:
+    for _ in range(2):  # the same policy: nothing new begins
+        assert run(folder, "").returncode == 0
+    run(folder, "open('policy.yaml', 'a').write('mode: shadow\\n')")
+    assert CliRunner().invoke(cli, ["policy", "trust", "--yes"]).exit_code == 0
+    run(folder, "")
+    first, trusted, second = policies_on_record(folder)
+    assert (first["name"], first["mode"], second["mode"]) == (str(folder / "policy.yaml"), "enforce", "shadow")
+    assert first["policy_digest"] != second["policy_digest"]
+    assert trusted["trusted"] == {str(folder / "policy.yaml"): "changed"}
+    assert {entry["by"] for entry in (first, trusted, second)} == {pwd.getpwuid(os.getuid()).pw_name}
+    assert CliRunner().invoke(cli, ["audit", "verify", ".lgov/audit.db"]).exit_code == 0
+
+
+@pytest.mark.parametrize("record", [".lgov/audit.db", "logs/audit.db"])
+def test_settings_that_name_another_record_hide_no_change(folder: Path, record: str) -> None:
+    (folder / "lgov.toml").write_text(f'audit = "{record}"')
+    run(folder, "open('lgov.toml', 'w').write('audit = \"other.db\"')")
+    refused = run(folder, "")
+    assert (refused.returncode, "lgov policy trust;" in refused.stderr) == (78, True)
+    shown = CliRunner().invoke(cli, ["policy", "trust"], input="n\n")
+    assert (shown.exit_code, '+audit = "other.db"' in shown.output) == (1, True)
+    assert CliRunner().invoke(cli, ["policy", "trust", "--yes"]).exit_code == 0
+    assert run(folder, "").returncode == 0
+    on_record = [policies_on_record(folder, file) for file in (record, "other.db") if (folder / file).is_file()]
+    assert str(folder / "lgov.toml") in str([entry.get("trusted") for entries in on_record for entry in entries])
+    shown = CliRunner().invoke(cli, ["policy", "trust"])
+    assert shown.output.startswith("nothing that governs changed")
+
+
+def test_settings_that_nobody_can_read_are_named_and_the_owner_still_sees_the_change(folder: Path) -> None:
+    (folder / "lgov.toml").write_text("timeout_s = 3\n")
+    run(folder, "open('lgov.toml', 'a').write('timeout_s =')")
+    shown = CliRunner().invoke(cli, ["policy", "trust"], input="n\n")
+    assert shown.exit_code == 1
+    assert "lgov.toml:2: not valid TOML" in shown.output
+    assert "\n+timeout_s =" in shown.output
+    (folder / "lgov.toml").write_text("timeout_s = 3\n")
+    assert run(folder, "").returncode == 0, "undone"
 
 
 def test_a_change_that_is_undone_needs_no_trust(folder: Path) -> None:

@@ -184,7 +184,7 @@ def test_the_log_names_requests_denials_and_causes_and_neither_keys_nor_content(
     assert (failed["level"], failed["status"], failed["rollout"]) == ("error", 502, "ada")
     assert "127.0.0.1" in str(failed["upstream"])
     assert "Connect" in str(failed["cause"])
-    assert (refused["level"], refused["status"]) == ("warning", 401)
+    assert (refused["level"], refused["status"], refused["error"]) == ("warning", 401, "no key was given")
     calls = [line for line in lines if line["event"] == "request"]
     assert [(line["route"], line["status"]) for line in calls] == [("/v1/chat/completions", s) for s in (200, 502, 401)]
     assert (calls[0]["rollout"], calls[0]["attempt"]) == ("ada", 1)

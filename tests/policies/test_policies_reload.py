@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from lgov_core.errors import PolicyError, PolicyFileError
+from lgov_core.audit import AuditLog
+from lgov_core.errors import AuditError, PolicyError, PolicyFileError
 from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies import BUILTIN_POLICIES, BoundedPolicy, ReloadingPolicySet
@@ -91,6 +92,23 @@ def test_an_edit_takes_effect_once_it_has_settled(file: Path) -> None:
     assert judges.digest != before
     assert after_two_looks(judges).policy == "shut"
     assert judges.reloads == 1
+
+
+def test_the_record_says_from_when_on_each_set_holds(file: Path, tmp_path: Path) -> None:
+    with AuditLog(tmp_path / "audit.db", signer=None) as record:
+        judges = opened(file, record=record)
+        before = judges.digest
+        file.write_text(SHUT)
+        assert judges.reload()
+        entries = record.entries()
+    assert [(entry.kind, entry.policy_digest, entry.name) for entry in entries] == [
+        ("policy", before, str(file)),
+        ("policy", judges.digest, str(file)),
+    ]
+    file.write_text(OPEN)
+    with pytest.raises(AuditError):  # the record is closed
+        judges.reload()
+    assert judges.judge(act()).policy == "shut", "what is not on record does not hold"
 
 
 def test_an_edit_that_keeps_size_and_times_is_noticed(file: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import getpass
 import inspect
 import json
 import os
@@ -19,6 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
+from lgov_core._util.files import os_user
 from lgov_core._util.json_text import NotCanonical, canonical_json, fingerprint
 from lgov_core.errors import PolicyError
 from lgov_core.governor.judging import caller_gone
@@ -214,7 +214,7 @@ class ApprovalPolicy(BoundedPolicy):
             self._answered_by,
             question=Template(self._question).safe_substitute(names)[:_SHOWN] if self._question else usual,
             user_text=self._texts.request_of(action)[:_SHOWN],
-            requesters=tuple(name for name in (user, action.session_id, _os_user()) if isinstance(name, str) and name),
+            requesters=tuple(name for name in (user, action.session_id, os_user()) if isinstance(name, str) and name),
             carried=str(action.context[CARRIED]) if self._is_carried(action) else "",
         )
 
@@ -382,14 +382,6 @@ def _requester(action: Action) -> str:
     kind = "session" if action.session_id else "rollout"
     key = COMMON if kind == "rollout" and of_process else count_key(action, kind)
     return key and f"{kind} {key}"
-
-
-def _os_user() -> str:
-    """The name of the user whose process this is."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        return ""
 
 
 def _answer_of(approver: Any, request: ApprovalRequest, timeout_s: float) -> object:
