@@ -21,13 +21,15 @@ from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import convert
+
 from lgov_core._util.json_text import canonical_json, fingerprint
 from lgov_core.audit.entry import PAYLOAD_LIMIT, EntryWriter, Payload
 from lgov_core.confine.proxy import POLICY, AskedConnection, Attempts
 from lgov_core.errors import AuditError, LgovError, PolicyError
 from lgov_core.governor import ObservedDecision
 from lgov_core.policies.approvals.policy import ApprovalPolicy
-from lgov_core.policies.approvals.requests import ApprovalRequest, ApprovalRequests, Inquiry
+from lgov_core.policies.approvals.requests import ApprovalRequest, ApprovalRequests, Asking
 from lgov_core.policies.loader import load_policy_file
 from lgov_core.policies.policy_set import PolicySet
 from lgov_core.policies.registry import available_policies
@@ -133,18 +135,9 @@ class BoxBroker:
         return {"id": self._log.append_entry(fields, texts[0], texts[1], prefix)}
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        content: dict[str, Any] = message["content"]
-        requests = self._approvals[message["store"]]
+        asking = convert(message["asking"], Asking)
         # The digest is taken here: a person must approve what is shown.
-        request = requests.ask(
-            content,
-            fingerprint(content),
-            Inquiry.from_json(message["inquiry"]),
-            expires_s=float(message["expires_s"]),
-            rollout_id=None if message.get("rollout_id") is None else str(message["rollout_id"]),
-            waits_s=float(message.get("waits_s", 0)),
-            begins=bool(message.get("begins", True)),
-        )
+        request = self._approvals[message["store"]].ask(replace(asking, digest=fingerprint(asking.content)))
         return {"request": None} if request is None else {"request": asdict(request[0]), "new": request[1]}
 
     def _about_request(
@@ -277,26 +270,14 @@ class BrokeredRequests(ApprovalRequests):
         """See `ApprovalRequests.place`."""
         return self._store
 
-    def ask(
-        self,
-        content: Mapping[str, Any],
-        digest: str,
-        inquiry: Inquiry,
-        *,
-        expires_s: float = 3600.0,
-        rollout_id: str | None = None,
-        waits_s: float = 0.0,
-        begins: bool = True,
-    ) -> tuple[ApprovalRequest, bool] | None:
+    def ask(self, asking: Asking) -> tuple[ApprovalRequest, bool] | None:
         """See `ApprovalRequests.ask`; the wait is announced outside."""
-        about = {"expires_s": expires_s, "rollout_id": rollout_id, "waits_s": waits_s, "begins": begins}
-        exact = json.loads(canonical_json(content))
-        answer = self._asked("ask", content=exact, inquiry=asdict(inquiry), **about)
-        request = answer.get("request")
-        if request is None:
+        exact = json.loads(canonical_json(asking.content))
+        answer = self._asked("ask", asking=asdict(replace(asking, content=exact)))
+        if answer.get("request") is None:
             return None
-        approval = ApprovalRequest.from_json(request)
-        if approval.digest != digest:
+        approval = convert(answer["request"], ApprovalRequest)
+        if approval.digest != asking.digest:
             raise PolicyError("the broker answered about another call")
         return approval, bool(answer["new"])
 

@@ -13,6 +13,7 @@ import pytest
 from lgov_core.audit import AuditLog, make_key
 from lgov_core.audit.verify import verify
 from lgov_core.policies import ApprovalPolicy, ApprovalRequests
+from lgov_core.policies.approvals.requests import Asking
 from lgov_core.store import open_store
 from lgov_core.types import ALLOW, Action, Point, Rollout, Span
 from tests.commands.cli_runner import lgov
@@ -155,7 +156,7 @@ def test_what_is_not_reached_is_named(folder: Path) -> None:
 def test_a_request_whose_call_waits_stays_and_is_counted(folder: Path) -> None:
     requests = ApprovalRequests(folder / "kept/asked.db")
     request = next(each for each in requests.all() if EMAIL in each.arguments.values())
-    requests.ask(request.content, request.digest, request.inquiry, waits_s=60)
+    requests.ask(Asking(request.content, request.digest, request.inquiry, waits_s=60))
     asked = places(lgov("erase", "--where", TEXT, "--yes", "--json"))["asked.db"]
     assert (asked["count"], asked["rest"]) == (0, "1 request whose call waits for the answer")
     assert len(requests.all()) == 2

@@ -195,10 +195,8 @@ def test_an_approval_holds_no_longer_and_is_given_by_nobody_else_than_the_policy
     (workspace.folder / "policy.yaml").write_text(APPROVAL.format(store=".lgov/approvals.db"))
     content = {"name": "pay", "arguments": {}}
     claimed = {"rule": "approval", "approvers": 0, "by": ["me"]}
-    ran = workspace.run(
-        f"{INSIDE}ask(do='ask', store={store!r}, content={content!r}, inquiry={claimed!r}, rollout_id=None,"
-        " expires_s=1e18, waits_s=0)"
-    )
+    asking = {"content": content, "digest": "", "inquiry": claimed, "expires_s": 1e18}
+    ran = workspace.run(f"{INSIDE}ask(do='ask', store={store!r}, asking={asking!r})")
     assert "request" in answers(ran)[0], ran.output
     requests = ApprovalRequests(store)
     (request,) = requests.pending()

@@ -89,10 +89,29 @@ def test_once_there_is_a_key_a_name_alone_answers_nothing_and_a_new_key_ends_the
     policy.judge(pay())
     request_id = only_pending(policy).request_id
     old, new = (policy.requests.add_approver("ada") for _ in range(2))
-    for by in ("ada", old):
-        with pytest.raises(NotAllowedToAnswer):
+    stranger = f"{old[:-4]}AAAA"
+    for by, why in (
+        ("ada", "is answered with an approver's key"),
+        (old, r"this key of ada ended at 20\d\d-.*Z, when another was made"),
+        (stranger, "this is not the key of an approver of this file"),
+    ):
+        with pytest.raises(NotAllowedToAnswer, match=why):
             policy.reject(request_id, by=by)
     assert policy.reject(request_id, by=new).answered_by == "ada"
+
+
+def test_the_command_that_answers_asks_for_a_key_where_only_a_key_answers(tmp_path: Path, caplog: Any) -> None:
+    plain = ApprovalPolicy(store=tmp_path / "plain.db")
+    first = plain.judge(pay())
+    assert first is not None
+    assert first.approval.endswith(" --by NAME")
+    made = CliRunner().invoke(cli, ["approvals", str(tmp_path / "plain.db"), "--key", "ada"])
+    assert "holds until another key is made for ada" in made.stderr
+    again = plain.judge(pay())
+    assert again is not None
+    assert again.approval.endswith(" --by -")
+    four_eyes(tmp_path / "keys.db")[0].judge(pay())
+    assert [message.rsplit(" ", 1)[1] for message in caplog.messages] == ["NAME", "-"]
 
 
 def test_a_rule_that_nobody_can_fulfil_is_refused() -> None:

@@ -25,8 +25,8 @@ from lgov_core.governor.judging import caller_gone
 from lgov_core.governor.options import APPROVED, CARRIED, SHADOW, in_dry_run
 from lgov_core.governor.patterns import matches_any
 from lgov_core.places import DEFAULT_APPROVALS
-from lgov_core.policies.approvals.notices import Notice, answer_command
-from lgov_core.policies.approvals.requests import ApprovalRequest, ApprovalRequests, Inquiry, OpenQuestion
+from lgov_core.policies.approvals.notices import Notice, answer_command, described
+from lgov_core.policies.approvals.requests import KEY_PREFIX, ApprovalRequest, ApprovalRequests, Asking, Inquiry
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.budgets.counting import COMMON, NOT_MADE, Judgements, Per, count_key, decided, now_of
 from lgov_core.policies.conversation import Conversations, user_texts_of
@@ -241,7 +241,7 @@ class ApprovalPolicy(BoundedPolicy):
             if is_carried:
                 decision = decision.changed(question=OpenQuestion(request, self.requests))
         if self.requests.place:
-            decision = decision.changed(approval=answer_command(self.requests.place, request.request_id))
+            decision = decision.changed(approval=answer_command(self.requests.place, request))
         return _Asked(digest, request, decision, is_new)
 
     def rejection(self, request: ApprovalRequest) -> Decision:
@@ -263,18 +263,10 @@ class ApprovalPolicy(BoundedPolicy):
     ) -> tuple[ApprovalRequest, bool] | None:
         """The request for this call and whether it is new, once it is answered, or after ``wait_s`` seconds."""
         gone, end, is_new, begins = caller_gone(), time.monotonic() + self._patience_s(action), False, True
-        inquiry = self._inquiry(action)
+        asking = Asking(content, digest, self._inquiry(action), self.expires_s, action.rollout_id)
         while True:
             waits_s = max(end - time.monotonic(), 0.0)
-            answer = self.requests.ask(
-                content,
-                digest,
-                inquiry,
-                expires_s=self.expires_s,
-                rollout_id=action.rollout_id,
-                waits_s=0.0 if gone.is_set() else waits_s,
-                begins=begins,
-            )
+            answer = self.requests.ask(replace(asking, waits_s=0.0 if gone.is_set() else waits_s, begins=begins))
             if answer is None:
                 return None
             is_new, begins = is_new or answer[1], False
@@ -355,6 +347,39 @@ class ApprovalPolicy(BoundedPolicy):
     def reject(self, request_id: str, *, by: str, reason: str = "") -> ApprovalRequest:
         """Rejects a pending request; the model reads ``reason``. Raises `PolicyError` when it is not pending any more."""
         return self.requests.reject(request_id, by=by, reason=reason)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenQuestion:
+    """The pending ``request``, for a framework that carries it to a person, and the person's answer back."""
+
+    request: ApprovalRequest
+    requests: ApprovalRequests
+
+    def as_json(self) -> dict[str, Any]:
+        """The question as a notice has it: the call, what is asked, and who may answer."""
+        return described(self.request, self.requests.path, 0.0)
+
+    def take(self, answer: object, by: str) -> str:
+        """Puts an answer on record that came back through the framework; returns why it does not count, if it does not.
+
+        It names the ``request_id``, because a framework may bring the answer to another question, says ``approve`` or
+        ``reject`` in ``answer``, and may have ``by`` and ``reason``. ``by`` is who answers, where it does not say so.
+        """
+        fields: Mapping[str, Any] = answer if isinstance(answer, Mapping) else {}
+        request_id, by = self.request.request_id, str(fields.get("by") or by)
+        if fields.get("request_id") != request_id or fields.get("answer") not in ("approve", "reject"):
+            return f'resume with {{"request_id": "{request_id}", "answer": "approve" or "reject"}}'
+        if by.startswith(KEY_PREFIX):
+            return "a framework keeps what it carries, so a key is not for it: answer with lgov approvals"
+        try:
+            if fields["answer"] == "approve":
+                self.requests.approve(request_id, by=by)
+            else:
+                self.requests.reject(request_id, by=by, reason=str(fields.get("reason") or ""))
+        except PolicyError as error:
+            return error.message
+        return ""
 
 
 def _requests(options: ApprovalOptions) -> ApprovalRequests:

@@ -15,14 +15,15 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeAlias
+
+from msgspec import convert
 
 from lgov_core._util.json_text import canonical_json
 from lgov_core._util.sqlite_file import FileKind
 from lgov_core.errors import PolicyError
 from lgov_core.governor.options import positive_integer, positive_number
-from lgov_core.policies.approvals.notices import Notice, answer_command, log_request
+from lgov_core.policies.approvals.notices import Notice, described, log_request
 from lgov_core.policies.budgets.counting import now_of
 from lgov_core.policies.budgets.ledger import SharedDatabase
 from lgov_core.types import new_id
@@ -31,10 +32,11 @@ from lgov_core.types import new_id
 State: TypeAlias = Literal["pending", "approved", "rejected", "used", "lapsed"]
 
 _APPROVERS: Final = "CREATE TABLE approvers (name TEXT PRIMARY KEY, key_hash TEXT NOT NULL UNIQUE, since REAL NOT NULL)"
+_ENDED: Final = "CREATE TABLE ended_keys (key_hash TEXT PRIMARY KEY, name TEXT NOT NULL, ended_at REAL NOT NULL)"
 APPROVALS: Final = FileKind(
     what="approvals file",
     application_id=int.from_bytes(b"lgvP"),
-    version=3,
+    version=4,
     schema=(
         """CREATE TABLE requests (
             request_id TEXT PRIMARY KEY, digest TEXT NOT NULL, content TEXT NOT NULL, asked_at REAL NOT NULL,
@@ -44,6 +46,7 @@ APPROVALS: Final = FileKind(
         )""",
         "CREATE INDEX requests_by_digest ON requests (digest, state)",
         _APPROVERS,
+        _ENDED,
     ),
     error=PolicyError,
     migrations={
@@ -54,6 +57,7 @@ APPROVALS: Final = FileKind(
             "ALTER TABLE requests ADD COLUMN answers TEXT NOT NULL DEFAULT '[]'",
             _APPROVERS,
         ),
+        3: (_ENDED,),
     },
 )
 #: A call that waits says so again within this time, in seconds.
@@ -84,8 +88,8 @@ class Inquiry:
 
     ``question`` is what is asked in words, ``rule`` the rule that asks, ``user_text`` the request of the program's user.
     ``requesters`` are the names of those for whom the call is made: none of them may answer with a key. ``approvers`` is how
-    many different people have to approve; ``by`` are the names of those who may answer, empty for everyone. ``carried`` is the
-    framework's name for the call, where the framework carries the question.
+    many different people have to approve; ``by`` are the names of those who may answer, empty for everyone. ``keyed``: only an
+    approver's key answers. ``carried`` is the framework's name for the call, where the framework carries the question.
     """
 
     rule: str = ""
@@ -94,6 +98,7 @@ class Inquiry:
     requesters: tuple[str, ...] = ()
     approvers: int = 1
     by: tuple[str, ...] = ()
+    keyed: bool = False
     carried: str = ""
 
     @classmethod
@@ -102,13 +107,6 @@ class Inquiry:
         teams: Mapping[str, Sequence[str]] = options.get("teams") or {}
         by = dict.fromkeys(person for name in options.get("by") or () for person in teams.get(name, (name,)))
         return cls(rule=options["name"], approvers=options.get("approvers", 1), by=tuple(by))
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """The inquiry that `dataclasses.asdict` wrote."""
-        values: dict[str, Any] = dict(fields)
-        values |= {name: tuple(fields[name]) for name in ("requesters", "by") if name in fields}
-        return cls(**values)
 
     @property
     def needs_key(self) -> bool:
@@ -166,21 +164,29 @@ class ApprovalRequest:
     @property
     def answered(self) -> str:
         """Who answered last and when, and what they saw, as it stands on the record."""
-        at = datetime.fromtimestamp(self.answered_at or 0.0, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return f"request {self.request_id}, {at}, shown {self.digest[:16]}"
+        return f"request {self.request_id}, {_utc(self.answered_at or 0.0)}, shown {self.digest[:16]}"
 
     @property
     def answerers(self) -> str:
         """Who answered, with the fingerprints of their keys."""
         return " and ".join(map(str, self.answers)) or self.answered_by or "?"
 
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """The request that `dataclasses.asdict` wrote."""
-        values: dict[str, Any] = dict(fields)
-        values["inquiry"] = Inquiry.from_json(fields["inquiry"])
-        values["answers"] = tuple(Answer(**answer) for answer in fields["answers"])
-        return cls(**values)
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """One asking about the call of ``content``, whose fingerprint is ``digest``.
+
+    A new request waits for ``expires_s`` seconds, and its answer holds as long. ``rollout_id`` asks, and will wait for the
+    answer for ``waits_s`` seconds; ``begins`` says that the wait begins now.
+    """
+
+    content: Mapping[str, Any]
+    digest: str
+    inquiry: Inquiry
+    expires_s: float = 3600.0
+    rollout_id: str | None = None
+    waits_s: float = 0.0
+    begins: bool = True
 
 
 class ApprovalRequests(SharedDatabase):
@@ -275,7 +281,7 @@ class ApprovalRequests(SharedDatabase):
     # ------------------------------------------------------------------ approvers
 
     def add_approver(self, name: str) -> str:
-        """Makes a key for an approver and returns it: it is not kept, only its SHA-256. An older key of that name ends.
+        """Makes a key for an approver and returns it: it is not kept, only its SHA-256. It ends the older key of that name.
 
         As soon as a file has an approver, its requests are answered with a key. Raises `PolicyError`.
         """
@@ -283,6 +289,8 @@ class ApprovalRequests(SharedDatabase):
             raise PolicyError(f"{name!r} cannot be the name of an approver", hint="letters, digits and . @ _ - only")
         key = KEY_PREFIX + secrets.token_urlsafe(32)
         with self._change() as (connection, now):
+            ended = "INSERT INTO ended_keys SELECT key_hash, name, ? FROM approvers WHERE name = ?"
+            connection.execute(ended, (now, name))
             connection.execute("INSERT OR REPLACE INTO approvers VALUES (?, ?, ?)", (name, _hash(key), now))
         return key
 
@@ -291,67 +299,53 @@ class ApprovalRequests(SharedDatabase):
         with self._change() as (connection, _):
             return _approver(connection, key)
 
-    def has_approvers(self) -> bool:
-        """True when somebody has an approver's key. Raises `PolicyError` when the file cannot be read."""
-        with self._change() as (connection, _):
-            return bool(connection.execute("SELECT 1 FROM approvers LIMIT 1").fetchone())
-
     # ------------------------------------------------------------------ for the policy
 
-    def ask(
-        self,
-        content: Mapping[str, Any],
-        digest: str,
-        inquiry: Inquiry,
-        *,
-        expires_s: float = 3600.0,
-        rollout_id: str | None = None,
-        waits_s: float = 0.0,
-        begins: bool = True,
-    ) -> tuple[ApprovalRequest, bool] | None:
-        """The request for exactly ``content``: approved (and hereby used up), rejected, or pending; and whether it is new.
+    def ask(self, asking: Asking) -> tuple[ApprovalRequest, bool] | None:
+        """The request for exactly this call: approved (and hereby used up), rejected, or pending; and whether it is new.
 
-        A new one is made when there is none: it waits for ``expires_s`` seconds, and its answer holds as long. None when too
-        many are pending already. ``rollout_id`` asks, and will wait for the answer for ``waits_s`` seconds; ``begins`` says
-        that the wait begins now. A new request and the begin of a wait are announced.
+        A new one is made when there is none; None when too many are pending already. A new request and the begin of a wait are
+        announced.
         """
+        inquiry, waits_s = asking.inquiry, asking.waits_s
         if self._rules is not None:
             if (named := self._rules.get(inquiry.rule)) is None:
                 raise PolicyError(f"no rule called {inquiry.rule!r} asks for approvals in {self.path}")
             inquiry = replace(inquiry, approvers=named.approvers, by=named.by)
         with self._change() as (connection, now):
-            outcome = self._make_or_find(connection, now, content, digest, expires_s)
+            outcome = self._make_or_find(connection, now, asking)
             if outcome is None:
                 return None
             request, is_new = outcome
-            if request.state == "pending" and waits_s > 0:
-                connection.execute(
-                    "UPDATE requests SET rollout_id = ?, waits_until = ?, wait_ends = ? WHERE request_id = ?",
-                    (rollout_id, now + min(waits_s, _SIGN_OF_LIFE_S), now + waits_s, request.request_id),
-                )
             if request.state == "pending":
                 before = inquiry if is_new else request.inquiry
                 everyone = tuple(dict.fromkeys((*before.requesters, *inquiry.requesters)))
-                after = replace(before, requesters=everyone, carried=inquiry.carried)
+                keyed = before.needs_key or _has_approvers(connection)
+                after = replace(before, requesters=everyone, carried=inquiry.carried, keyed=keyed)
                 connection.execute(
                     "UPDATE requests SET inquiry = ?, rollout_id = coalesce(rollout_id, ?) WHERE request_id = ?",
-                    (json.dumps(asdict(after)), rollout_id, request.request_id),
+                    (json.dumps(asdict(after)), asking.rollout_id, request.request_id),
                 )
+                if waits_s > 0:
+                    connection.execute(
+                        "UPDATE requests SET rollout_id = ?, waits_until = ?, wait_ends = ? WHERE request_id = ?",
+                        (asking.rollout_id, now + min(waits_s, _SIGN_OF_LIFE_S), now + waits_s, request.request_id),
+                    )
                 request = _found(connection, request.request_id)
-        if request.state == "pending" and not self._quiet and (is_new or (begins and waits_s > 0)):
-            log_request(request.name, request.request_id, self.path, waits_s)
+        if request.state == "pending" and not self._quiet and (is_new or (asking.begins and waits_s > 0)):
+            log_request(request, self.path, waits_s)
             for notice in self._notices:
-                notice.send(_described(request, self.path, waits_s))
+                notice.send(described(request, self.path, waits_s))
         return request, is_new
 
     def _make_or_find(
-        self, connection: sqlite3.Connection, now: float, content: Mapping[str, Any], digest: str, expires_s: float
+        self, connection: sqlite3.Connection, now: float, asking: Asking
     ) -> tuple[ApprovalRequest, bool] | None:
         _lapse(connection, now)
         row = connection.execute(
             f"SELECT {_COLUMNS} FROM requests WHERE digest = ? AND state IN ('approved', 'rejected', 'pending')"
             " ORDER BY state = 'pending', asked_at LIMIT 1",
-            (digest,),
+            (asking.digest,),
         ).fetchone()
         if row is not None:
             request = _request(row)
@@ -361,10 +355,10 @@ class ApprovalRequests(SharedDatabase):
         (waiting,) = connection.execute("SELECT count(*) FROM requests WHERE state = 'pending'").fetchone()
         if waiting >= self.max_pending:
             return None
-        request_id, until = new_id("apr"), now + min(expires_s, self.expires_s)
+        request_id, until = new_id("apr"), now + min(asking.expires_s, self.expires_s)
         connection.execute(
             "INSERT INTO requests (request_id, digest, content, asked_at, state, until) VALUES (?, ?, ?, ?, 'pending', ?)",
-            (request_id, digest, canonical_json(content), now, until),
+            (request_id, asking.digest, canonical_json(asking.content), now, until),
         )
         return _found(connection, request_id), True
 
@@ -414,39 +408,6 @@ class ApprovalRequests(SharedDatabase):
             yield connection, now_of("approvals", self._clock)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenQuestion:
-    """The pending ``request``, for a framework that carries it to a person, and the person's answer back."""
-
-    request: ApprovalRequest
-    requests: ApprovalRequests
-
-    def as_json(self) -> dict[str, Any]:
-        """The question as a notice has it: the call, what is asked, and who may answer."""
-        return _described(self.request, self.requests.path, 0.0)
-
-    def take(self, answer: object, by: str) -> str:
-        """Puts an answer on record that came back through the framework; returns why it does not count, if it does not.
-
-        It names the ``request_id``, because a framework may bring the answer to another question, says ``approve`` or
-        ``reject`` in ``answer``, and may have ``by`` and ``reason``. ``by`` is who answers, where it does not say so.
-        """
-        fields: Mapping[str, Any] = answer if isinstance(answer, Mapping) else {}
-        request_id, by = self.request.request_id, str(fields.get("by") or by)
-        if fields.get("request_id") != request_id or fields.get("answer") not in ("approve", "reject"):
-            return f'resume with {{"request_id": "{request_id}", "answer": "approve" or "reject"}}'
-        if by.startswith(KEY_PREFIX):
-            return "a framework keeps what it carries, so a key is not for it: answer with lgov approvals"
-        try:
-            if fields["answer"] == "approve":
-                self.requests.approve(request_id, by=by)
-            else:
-                self.requests.reject(request_id, by=by, reason=str(fields.get("reason") or ""))
-        except PolicyError as error:
-            return error.message
-        return ""
-
-
 def _lapse(connection: sqlite3.Connection, now: float) -> None:
     """Marks what has lapsed, and forgets what was over a good while ago, so that the table stays small.
 
@@ -469,14 +430,14 @@ def _request(row: tuple[Any, ...]) -> ApprovalRequest:
             f"approval request {row[0]} was changed: it shows another call than the one its digest is of",
             hint="find out who writes to the file, and start a new one",
         )
-    return ApprovalRequest.from_json(fields | {name: json.loads(fields[name]) for name in _JSON})
+    return convert(fields | {name: json.loads(fields[name]) for name in _JSON}, ApprovalRequest)
 
 
 def _allowed(connection: sqlite3.Connection, request: ApprovalRequest, by: str, now: float) -> Answer:
     """The answer of ``by``, a name or a key. Raises `NotAllowedToAnswer`."""
     inquiry, request_id = request.inquiry, request.request_id
     if not by.startswith(KEY_PREFIX):
-        if inquiry.needs_key or connection.execute("SELECT 1 FROM approvers LIMIT 1").fetchone():
+        if inquiry.needs_key or _has_approvers(connection):
             raise NotAllowedToAnswer(
                 f"approval request {request_id} is answered with an approver's key",
                 hint="lgov approvals FILE --key NAME makes one",
@@ -484,9 +445,11 @@ def _allowed(connection: sqlite3.Connection, request: ApprovalRequest, by: str, 
         return Answer(by, now)
     name = _approver(connection, by)
     if name is None:
-        raise NotAllowedToAnswer(
-            "this is not the key of an approver of this file", hint="lgov approvals FILE --key NAME makes one"
-        )
+        ended = connection.execute("SELECT name, ended_at FROM ended_keys WHERE key_hash = ?", (_hash(by),)).fetchone()
+        problem = "this is not the key of an approver of this file"
+        if ended is not None:
+            problem = f"this key of {ended[0]} ended at {_utc(ended[1])}, when another was made"
+        raise NotAllowedToAnswer(problem, hint="lgov approvals FILE --key NAME makes one")
     if _folded(name) in map(_folded, inquiry.requesters):
         raise NotAllowedToAnswer(f"{name} asks for this call, so somebody else has to answer")
     if inquiry.by and _folded(name) not in map(_folded, inquiry.by):
@@ -501,8 +464,16 @@ def _approver(connection: sqlite3.Connection, key: str) -> str | None:
     return None if row is None else str(row[0])
 
 
+def _has_approvers(connection: sqlite3.Connection) -> bool:
+    return bool(connection.execute("SELECT 1 FROM approvers LIMIT 1").fetchone())
+
+
 def _hash(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _utc(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _folded(name: str) -> str:
@@ -523,13 +494,3 @@ def _found(connection: sqlite3.Connection, prefix: str) -> ApprovalRequest:
     if not rows:
         raise PolicyError(f"there is no approval request {prefix}", hint="lgov approvals names those there are")
     return _request((exact or rows)[0])
-
-
-def _described(request: ApprovalRequest, path: Path | None, waits_s: float) -> dict[str, Any]:
-    """A request as a notice has it."""
-    fields = ("request_id", "digest", "name", "arguments", "rollout_id", "asked_at", "until")
-    about: dict[str, Any] = {name: getattr(request, name) for name in fields}
-    about |= {name: getattr(request.inquiry, name) for name in ("rule", "question", "user_text", "approvers", "by")}
-    about["waits_until"] = request.wait_ends if waits_s > 0 else None
-    about["agent"] = request.content.get("agent")
-    return about if path is None else {**about, "store": str(path), "approve": answer_command(path, request.request_id)}
