@@ -122,21 +122,22 @@ class Capture:
             for number, choice in enumerate(completion.choices)
         ]
         try:
-            try:
-                await add(calls[0])
-            except AttemptEnded:
-                calls = [_outside(call) for call in calls]
-                await add(calls[0])
-                self.counters.after_end += 1
-            except StoreError as error:
-                if _TAKEN not in error.message:
-                    raise
-                fresh = new_id("call")
-                calls = [replace(call, response_id=fresh) for call in calls]
-                await add(calls[0])
-                self.counters.renamed += 1
-            if calls[1:]:  # the first one holds the id, so no other call can come in between
-                await asyncio.gather(*map(add, calls[1:]))
+            async with self.ready.committing():
+                try:
+                    await add(calls[0])
+                except AttemptEnded:
+                    calls = [_outside(call) for call in calls]
+                    await add(calls[0])
+                    self.counters.after_end += 1
+                except StoreError as error:
+                    if _TAKEN not in error.message:
+                        raise
+                    fresh = new_id("call")
+                    calls = [replace(call, response_id=fresh) for call in calls]
+                    await add(calls[0])
+                    self.counters.renamed += 1
+                if calls[1:]:  # the first one holds the id, so no other call can come in between
+                    await asyncio.gather(*map(add, calls[1:]))
         except LgovError as error:
             self.counters.unrecorded += 1
             self.ready.commit_failed(error)

@@ -241,9 +241,10 @@ def unrecorded(error: StoreError | None = None) -> EndpointError:
 class Readiness:
     """Tells whether an endpoint can serve calls: its store, its key material, an upstream. For one event loop.
 
-    The store is probed every two seconds (`watching`), in a thread, so that a call during an outage is refused at once and not
-    after the store has tried to connect for long. A commit that failed counts as an outage of five seconds too. Without a
-    store, keys or upstreams there is nothing that can be missing. Fails closed: a probe that takes too long has failed.
+    The store is probed every two seconds (`watching`), in a thread, so that a call during an outage is refused at once, and one
+    that runs when it begins is answered before the store has tried to connect for long. A commit that failed counts as an
+    outage of five seconds too. Without a store, keys or upstreams there is nothing that can be missing. Fails closed: a probe
+    that takes too long has failed.
     """
 
     RETRY_AFTER_S: Final = 5.0
@@ -258,12 +259,31 @@ class Readiness:
         #: The end of the outage that the last failed commit began, by the monotonic clock.
         self.down_until = 0.0
         self._failed: str | None = None
+        self._committing: set[asyncio.Timeout] = set()
         self._asking: asyncio.Future[None] | None = None
 
     def commit_failed(self, error: BaseException) -> None:
         """The store did not take a call: an outage, unless it is that call which cannot be stored."""
         if is_outage(error):
             self.down_until = time.monotonic() + self.RETRY_AFTER_S
+
+    @asynccontextmanager
+    async def committing(self) -> AsyncGenerator[None]:
+        """Ends the wait of the block for the store once a probe finds it down: what was asked of it may still take place.
+
+        Raises `DatabaseUnavailable` then.
+        """
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                self._committing.add(limit)
+                yield
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise DatabaseUnavailable(f"the store went down before the call was recorded: {self._failed}") from error
+        finally:
+            self._committing.discard(limit)
 
     def require_store(self) -> None:
         """Raises `Busy` (503) while the store is down: the call could not be recorded."""
@@ -321,6 +341,8 @@ class Readiness:
             level = logging.INFO if failed is None else logging.ERROR
             log_event(level, "store is back" if failed is None else "store is down", {"cause": failed})
         self._failed = failed
+        while failed is not None and self._committing:
+            self._committing.pop().reschedule(asyncio.get_running_loop().time())
 
     def readings(self) -> Iterable[Reading]:
         """The metric of the store."""

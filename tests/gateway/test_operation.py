@@ -100,6 +100,25 @@ def test_while_the_store_is_down_calls_are_refused_at_once_and_the_model_is_not_
     store.close()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_runs_when_the_store_goes_down_is_answered_soon(postgres: PostgresServer, stream: bool) -> None:
+    def reply(body: object) -> str:
+        postgres.kill()
+        return "Hello."
+
+    store = open_store(postgres.url(postgres.new_database()))
+    with ScriptedModelServer(reply) as model, EndpointServer([UpstreamEngine(model.base_url)], store) as server:
+        began = time.monotonic()
+        url = f"{server.base_url}/chat/completions"
+        failed = httpx.post(url, json={**BODY, "stream": stream}, timeout=60)
+        assert time.monotonic() - began < 12, "the store itself tries for 15 s"
+        assert "the call cannot be recorded now" in failed.text
+        assert str(postgres.folder) not in failed.text
+        if not stream:  # of a stream the head was sent before
+            assert (failed.status_code, failed.headers["retry-after"]) == (503, "5")
+    store.close()
+
+
 class ForeignStore:
     """A store that is not lgov's, and fails in a way of its own."""
 
