@@ -165,12 +165,15 @@ def make_plan(
     """The plan for a program in the working folder; ``policy`` None is for one that no policy file governs.
 
     Whatever the rules say, the program cannot change lgov's own files, nor see the folders of the record, of the
-    approvals and of the files apart. What programs outside take orders from is writable only where ``write`` names it
-    itself, unless what may be written is the program's ``own``, which no program outside uses. Raises `InstrumentationError`
-    where a rule names what is not there or, with ``checked``, the program could not run.
+    approvals and of the files apart. The file ``program``, and what programs outside take orders from, are writable only where
+    ``write`` names them themselves, unless what may be written is the program's ``own``, which no program outside uses.
+    Raises `InstrumentationError` where a rule names what is not there or, with ``checked``, the program could not run.
     """
     sensitive = Found([], []) if own else search(rules)
-    modes = {path: False for path in (*SYSTEM, *_interpreter(), *sensitive.orders) if os.path.exists(path)}
+    orders = sensitive.orders
+    if program is not None and any(_within(os.path.realpath(program), os.path.realpath(path)) for path in rules.write):
+        orders = [*orders, str(program)]
+    modes = {path: False for path in (*SYSTEM, *_interpreter(), *orders) if os.path.exists(path)}
     for path in (path for path in rules.read if os.path.exists(path)):
         modes[path] = False
     for path in rules.write:
@@ -182,7 +185,7 @@ def make_plan(
     protected = governing if policy is None else [*governing, os.path.abspath(policy.source.path)]
     kept_apart = (str(outside.audit), *outside.apart, *filter(None, policy.approval_stores() if policy else ()))
     modes.update(dict.fromkeys(protected, False))
-    _refuse_links((*rules.read, *rules.write, *sensitive.orders, *protected), rules.write)
+    _refuse_links((*rules.read, *rules.write, *orders, *protected), rules.write)
     links: dict[str, str] = {}
     real = {_real(path, links): writable for path, writable in modes.items()}
     kept_out = tuple(_kept_out(kept_apart, rules, real))

@@ -66,6 +66,23 @@ for name in ("hooks/evil", "config"):
     assert (repository.folder / "obeyed").exists()
 
 
+@pytest.mark.parametrize(("write", "output"), [("out", "Read-only file system\n"), ("program.py", "")])
+def test_code_in_a_box_does_not_write_the_program_that_the_next_run_starts(
+    workspace: Workspace, write: str, output: str
+) -> None:
+    (workspace.folder / "out").mkdir()
+    (workspace.folder / "policy.yaml").write_text(f"{POLICY}{{preset: workspace, write: [{write}]}}\n")
+    ran = workspace.run("""
+try:
+    open("program.py", "a").write("print('again')")
+except OSError as error:
+    print(error.strerror)
+open("notes.txt", "w").write("working data")
+""")
+    assert ran.output == output, ran.errors
+    assert (workspace.folder / "notes.txt").read_text() == "working data"
+
+
 def test_git_reads_a_repository_that_it_cannot_change(repository: Workspace) -> None:
     ran = repository.run("import subprocess; subprocess.run('git status -s; git log --oneline', shell=True)")
     assert "?? program.py" in ran.output, ran.errors
