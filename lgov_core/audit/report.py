@@ -368,7 +368,7 @@ def _proof(name: str, proof: VerifyReport) -> dict[str, Any]:
     return {"file": name, **{field: getattr(proof, field) for field in names}}
 
 
-_CHANGES: Final = ("erasure", "rotation", "retirement", "confinement")
+_CHANGES: Final = ("erasure", "rotation", "retirement", "confinement", "policy")
 
 
 def _iso(entry: AuditEntry) -> str:
@@ -418,7 +418,7 @@ def _change(entry: AuditEntry, about: Mapping[str, Any], reasons: bool) -> dict[
     elif "retired" in body:
         text = f"deleted archives: {', '.join(body['retired'])}"
     elif entry.reason:
-        text = f"box: {entry.reason}" if entry.kind == "confinement" else entry.reason
+        text = f"{'box' if entry.kind == 'confinement' else entry.name}: {entry.reason}"
     return {**about, "kind": entry.kind, "what": text}
 
 
