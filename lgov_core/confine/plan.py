@@ -170,12 +170,9 @@ def make_plan(
     Raises `InstrumentationError` where a rule names what is not there or, with ``checked``, the program could not run.
     """
     sensitive = Found([], []) if own else search(rules)
-    orders = sensitive.orders
-    if program is not None and any(_within(os.path.realpath(program), os.path.realpath(path)) for path in rules.write):
-        orders = [*orders, str(program)]
+    orders = [*sensitive.orders, *_writable(program, rules)]
     modes = {path: False for path in (*SYSTEM, *_interpreter(), *orders) if os.path.exists(path)}
-    for path in (path for path in rules.read if os.path.exists(path)):
-        modes[path] = False
+    modes.update(dict.fromkeys(filter(os.path.exists, rules.read), False))
     for path in rules.write:
         if not os.path.exists(path):
             raise InstrumentationError(f"confine: write holds {path}, which does not exist", hint="make it first")
@@ -215,6 +212,12 @@ def make_plan(
                 f"{what} {needed} is not visible in the box", hint="name its folder in confine: read, or in write"
             )
     return plan
+
+
+def _writable(program: Path | None, rules: ConfineRules) -> list[str]:
+    """The file of the program where it lies in a folder that may be written."""
+    folders = [] if program is None else [os.path.realpath(path) for path in rules.write]
+    return [str(program)] if any(_within(os.path.realpath(str(program)), folder) for folder in folders) else []
 
 
 def _governing(places: GoverningPlaces, rules: ConfineRules) -> Iterator[str]:
