@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -107,30 +105,6 @@ async def test_the_run_pauses_with_the_question_and_the_resumed_run_brings_the_a
     assert any("ada approved it (request apr_" in (reason or "") for _, reason in shop.record())
     shop.audit.close()
     assert verify(shop.audit.path).ok
-
-
-def test_a_rejection_is_text_for_the_model(shop: Shop, model_server: ModelServer, chat: Any) -> None:
-    model_server.play(calls(REFUND), says("a pity"))
-    agent = shop.agent(chat)
-    asked = question(agent.invoke(BEGIN, THREAD))
-    resume = {"request_id": asked["request_id"], "answer": "reject", "reason": "not twice"}
-    result = agent.invoke(Command(resume=resume), THREAD)
-    (text,) = answers(result)
-    assert "rejected this call: not twice" in text
-    assert text.startswith("DENIED by policy ask/approval-rejected: the resumed run (langchain) rejected")
-    assert shop.refunds == []
-    assert result["messages"][-1].content == "a pity"
-
-
-def test_an_answer_given_elsewhere_counts_when_the_run_is_resumed(
-    shop: Shop, model_server: ModelServer, chat: Any
-) -> None:
-    model_server.play(calls(REFUND), says("done"))
-    agent = shop.agent(chat)
-    asked = question(agent.invoke(BEGIN, THREAD))
-    ApprovalRequests(shop.store).approve(asked["request_id"], by="Eve")
-    assert answers(agent.invoke(None, THREAD)) == ["paid 120"]
-    assert shop.requests[0].answered_by == "Eve"
 
 
 def test_a_run_that_is_resumed_without_an_answer_pauses_again(shop: Shop, model_server: ModelServer, chat: Any) -> None:
@@ -283,16 +257,6 @@ def test_an_option_that_nobody_could_answer_by_is_refused(options: Any, tmp_path
         ApprovalPolicy(via="framework", **options)
 
 
-def test_the_run_is_resumed_as_the_page_says(shop: Shop, model_server: ModelServer, chat: Any) -> None:
-    page = Path(__file__).parents[2] / "docs/how-to/approvals.md"
-    code = page.read_text().split('```python title="resume_langgraph.py"\n')[1].split("```")[0]
-    model_server.play(calls(REFUND), says("done"))
-    names = {"agent": shop.agent(chat), "text": "refund order 7", "config": THREAD, "Command": Command}
-    exec(code, names)
-    assert answers(names["result"]) == ["paid 120"]
-    assert shop.requests[0].answered_by == "ada"
-
-
 def test_who_resumes_is_whom_the_server_knows(
     shop: Shop, model_server: ModelServer, chat: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,60 +266,3 @@ def test_who_resumes_is_whom_the_server_knows(
     asked = question(agent.invoke(BEGIN, THREAD))
     agent.invoke(approval(asked, by="ada"), THREAD)
     assert shop.requests[0].answered_by == "eve"
-
-
-PROGRAM = """
-import pickle, sys
-from pathlib import Path
-from langchain.agents import create_agent
-from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
-from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.types import Command
-
-@tool
-def refund(euros: int) -> str:
-    "Pays back."
-    print("PAID", euros, flush=True)
-    return f"paid {euros}"
-
-saver, kept = InMemorySaver(), Path("checkpoints.pickle")
-if kept.exists():
-    for own, was in zip((saver.storage, saver.writes, saver.blobs), pickle.loads(kept.read_bytes())):
-        own.update(was)
-agent = create_agent(ChatOpenAI(model="m", base_url=sys.argv[1], api_key="k"), [refund], checkpointer=saver)
-thread = {"configurable": {"thread_id": "1"}}
-if len(sys.argv) == 2:
-    result = agent.invoke({"messages": [("user", "refund order 7")]}, thread)
-    print("ASKED", result["__interrupt__"][0].value["request_id"])
-else:
-    answer = {"request_id": sys.argv[2], "answer": "approve", "by": "ada"}
-    result = agent.invoke(Command(resume=answer) if sys.argv[2] != "-" else None, thread)
-    print("ANSWER", result["messages"][-1].content)
-kept.write_bytes(pickle.dumps([dict(saver.storage), dict(saver.writes), dict(saver.blobs)]))
-"""
-
-
-@pytest.mark.parametrize("answered", ["by resuming", "by lgov approvals"])
-def test_another_process_resumes_an_unedited_program(tmp_path: Path, model_server: ModelServer, answered: str) -> None:
-    (tmp_path / "agent.py").write_text(PROGRAM)
-    (tmp_path / "policy.yaml").write_text(
-        "version: 1\ndefault: deny\nrules:\n- name: tools\n  tools: [refund]\n  use: allow\n"
-        "- name: ask\n  tools: [refund]\n  use: approval\n  with: {via: framework}\n"
-    )
-    model_server.play(calls(REFUND), says("done"))
-
-    def lgov(*words: str) -> str:
-        command = [sys.executable, "-m", "lgov_core", *words]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120).stdout
-
-    run = ("run", "--policy", "policy.yaml", "--", sys.executable, "agent.py", f"{model_server.url}/v1")
-    request_id = lgov(*run).split("ASKED ")[1].strip()
-    if answered == "by resuming":
-        output = lgov(*run, request_id)
-    else:
-        lgov("approvals", ".lgov/approvals.db", "--approve", request_id, "--by", "ada")
-        output = lgov(*run, "-")
-    assert output.splitlines() == ["PAID 120", "ANSWER done"]
-    assert "ada approved it" in lgov("audit", "show", ".lgov/audit.db")
-    assert "ok:" in lgov("audit", "verify", ".lgov/audit.db")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from cells import ANSWER, asks, says
 from cells_agents import chat_model, instrumented
 
 from lgov_core.audit import AuditLog
-from lgov_core.audit.verify import verify
 from lgov_core.governor import Governor
 from lgov_core.policies import ApprovalPolicy, ApprovalRequest, ApprovalRequests, PolicySet, Rule, ToolPolicy
 from lgov_core.testing import ScriptedModelServer
@@ -78,24 +75,6 @@ def last_prompt(server: ScriptedModelServer) -> str:
     return str(server.requests[-1].body)
 
 
-def test_the_run_pauses_and_the_approval_in_its_state_is_the_answer(shop: Shop) -> None:
-    with ScriptedModelServer([asks(REFUND), says(ANSWER)]) as server:
-        agent = shop.agent(server)
-        paused = shop.run(agent, "go")
-        assert [item.name for item in paused.interruptions] == ["refund"]
-        assert (shop.asked.state, dict(shop.asked.arguments)) == ("pending", {"euros": 120, "why": "none"})
-        assert shop.refunds == []
-        state = through_json(agent, paused)
-        state.approve(state.get_interruptions()[0])
-        assert shop.run(agent, state).final_output == ANSWER
-        assert "paid 120" in last_prompt(server)
-    assert shop.refunds == [120]
-    assert (shop.asked.state, shop.asked.answered_by) == ("used", "the resumed run (openai-agents)")
-    assert shop.record() == ["approval-pending", "paused", "approval-pending", "approved", "ok"]
-    shop.audit.close()
-    assert verify(shop.audit.path).ok
-
-
 def test_a_streamed_run_pauses_and_is_resumed_too(shop: Shop) -> None:
     async def streamed(agent: Any, begin: Any) -> Any:
         result = shop.runner.run_streamed(agent, begin, run_config=CONFIG)
@@ -110,47 +89,6 @@ def test_a_streamed_run_pauses_and_is_resumed_too(shop: Shop) -> None:
             state.approve(state.get_interruptions()[0])
             assert asyncio.run(streamed(agent, state)).final_output == ANSWER
     assert shop.refunds == [120]
-
-
-def test_a_rejection_in_the_state_is_text_for_the_model_and_on_record(shop: Shop) -> None:
-    with ScriptedModelServer([asks(REFUND), says(ANSWER)]) as server:
-        agent = shop.agent(server)
-        state = through_json(agent, shop.run(agent, "go"))
-        state.reject(state.get_interruptions()[0], rejection_message="not twice")
-        shop.run(agent, state)
-        assert "not twice" in last_prompt(server)
-    assert shop.refunds == []
-    assert (shop.asked.state, shop.asked.reason) == ("rejected", "not twice")
-    assert shop.record() == ["approval-pending", "paused", "approval-rejected", "denied"]
-    (denial,) = [entry for entry in shop.audit.entries() if entry.rule == "approval-rejected"]
-    assert (denial.policy, denial.reason) == (
-        "ask", "the resumed run (openai-agents) rejected this call: not twice",
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("answer", ["approve", "reject"])
-def test_an_answer_given_elsewhere_counts_when_the_run_is_resumed(shop: Shop, answer: str) -> None:
-    with ScriptedModelServer([asks(REFUND), says(ANSWER)]) as server:
-        agent = shop.agent(server)
-        state = through_json(agent, shop.run(agent, "go"))
-        if answer == "approve":
-            shop.requests.approve(shop.asked.request_id, by="Eve")
-        else:
-            shop.requests.reject(shop.asked.request_id, by="Eve", reason="not twice")
-        assert shop.run(agent, state).final_output == ANSWER
-        words = "paid 120" if answer == "approve" else "DENIED by policy ask/approval-rejected: Eve rejected this call"
-        assert words in last_prompt(server)
-    assert shop.refunds == ([120] if answer == "approve" else [])
-    assert shop.record()[2:] == (["approved", "ok"] if answer == "approve" else ["approval-rejected", "denied"])
-
-
-def test_a_run_that_is_resumed_without_an_answer_pauses_again(shop: Shop) -> None:
-    with ScriptedModelServer([asks(REFUND)]) as server:
-        agent = shop.agent(server)
-        again = shop.run(agent, through_json(agent, shop.run(agent, "go")))
-        assert len(again.interruptions) == 1
-    assert shop.refunds == []
-    assert shop.asked.state == "pending"
 
 
 def test_a_call_that_no_rule_asks_about_is_judged_once_and_runs(shop: Shop) -> None:
@@ -220,67 +158,3 @@ def test_calls_of_an_agent_that_is_a_tool_pause_the_run_around_it(shop: Shop) ->
         state.approve(state.get_interruptions()[0])
         assert shop.run(boss, state).final_output == ANSWER
     assert shop.refunds == [120]
-
-
-def test_the_run_is_resumed_as_the_page_says(shop: Shop) -> None:
-    page = Path(__file__).parents[2] / "docs/how-to/approvals.md"
-    code = page.read_text().split('```python title="resume_agents.py"\n')[1].split("```")[0]
-    with ScriptedModelServer([asks(REFUND), says(ANSWER)]) as server:
-        names: dict[str, Any] = {"agent": shop.agent(server), "text": "go", "Runner": shop.runner}
-        with instrumented(shop.governor) if shop.way == "instrumented" else nullcontext():
-            exec(code, names)
-    assert names["result"].final_output == ANSWER
-    assert shop.refunds == [120]
-
-
-PROGRAM = """
-import asyncio, json, sys
-from pathlib import Path
-from agents import Agent, OpenAIChatCompletionsModel, RunConfig, Runner, RunState, function_tool
-from openai import AsyncOpenAI
-
-@function_tool
-def refund(euros: int) -> str:
-    "Pays back."
-    print("PAID", euros, flush=True)
-    return f"paid {euros}"
-
-model = OpenAIChatCompletionsModel("m", AsyncOpenAI(base_url=sys.argv[1], api_key="k"))
-agent, kept = Agent(name="clerk", model=model, tools=[refund]), Path("state.json")
-config = RunConfig(tracing_disabled=True)
-if sys.argv[2] == "ask":
-    result = Runner.run_sync(agent, "refund order 7", run_config=config)
-    kept.write_text(json.dumps(result.to_state().to_json()))
-    print("ASKED", result.interruptions[0].name)
-else:
-    state = asyncio.run(RunState.from_json(agent, json.loads(kept.read_text())))
-    if sys.argv[2] == "approve":
-        state.approve(state.get_interruptions()[0])
-    print("ANSWER", Runner.run_sync(agent, state, run_config=config).final_output)
-"""
-
-
-@pytest.mark.parametrize("answered", ["by resuming", "by lgov approvals"])
-def test_another_process_resumes_an_unedited_program(tmp_path: Path, answered: str) -> None:
-    (tmp_path / "agent.py").write_text(PROGRAM)
-    (tmp_path / "policy.yaml").write_text(
-        "version: 1\ndefault: deny\nrules:\n- name: tools\n  tools: [refund]\n  use: allow\n"
-        "- name: ask\n  tools: [refund]\n  use: approval\n  with: {via: framework}\n"
-    )
-
-    def lgov(*words: str) -> str:
-        command = [sys.executable, "-m", "lgov_core", *words]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120).stdout
-
-    with ScriptedModelServer([asks(REFUND), says("done")]) as server:
-        run = ("run", "--policy", "policy.yaml", "--", sys.executable, "agent.py", server.base_url)
-        assert lgov(*run, "ask") == "ASKED refund\n"
-        if answered == "by resuming":
-            output = lgov(*run, "approve")
-        else:
-            lgov("approvals", ".lgov/approvals.db", "--approve", "apr_", "--by", "ada")
-            output = lgov(*run, "resume")
-    assert output.splitlines() == ["PAID 120", "ANSWER done"]
-    who = "the resumed run (openai-agents)" if answered == "by resuming" else "ada"
-    assert f"{who} approved it" in lgov("audit", "show", ".lgov/audit.db", "--json")
-    assert "ok:" in lgov("audit", "verify", ".lgov/audit.db")
