@@ -16,15 +16,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 from lgov_core._util.files import open_to_others
 from lgov_core.errors import PolicyError
 from lgov_core.governor.options import string_tuple
-
-if TYPE_CHECKING:
-    from lgov_core.policies.approvals.requests import ApprovalRequest
 
 _LOG = logging.getLogger("lgov.approvals")
 _TIMEOUT_S: Final = 10.0
@@ -148,30 +145,19 @@ def run_command(command: Sequence[str], data: bytes, environment: Mapping[str, s
     )
 
 
-def described(request: ApprovalRequest, path: Path | None, waits_s: float) -> dict[str, Any]:
-    """A request in the file at ``path`` as a notice has it; ``waits_s`` is how long its call waits for the answer."""
-    fields = ("request_id", "digest", "name", "arguments", "rollout_id", "asked_at", "until")
-    about: dict[str, Any] = {name: getattr(request, name) for name in fields}
-    about |= {name: getattr(request.inquiry, name) for name in ("rule", "question", "user_text", "approvers", "by")}
-    about["waits_until"] = request.wait_ends if waits_s > 0 else None
-    about["agent"] = request.content.get("agent")
-    return about if path is None else {**about, "store": str(path), "approve": answer_command(path, request)}
-
-
-def log_request(request: ApprovalRequest, path: Path | None, waits_s: float) -> None:
+def log_request(name: str, request_id: str, path: Path | None, waits_s: float, *, keyed: bool) -> None:
     """The line for people that a call needs approval, and the command that answers."""
     waits = f"waits up to {waits_s:.0f} s for approval" if waits_s > 0 else "needs approval"
     if path is None:
         level = logging.WARNING if waits_s > 0 else logging.INFO
-        _LOG.log(level, "lgov: %s %s (%s); only this process can answer", request.name, waits, request.request_id)
+        _LOG.log(level, "lgov: %s %s (%s); only this process can answer", name, waits, request_id)
     else:
-        _LOG.warning("lgov: %s %s: %s", request.name, waits, answer_command(path, request))
+        _LOG.warning("lgov: %s %s: %s", name, waits, answer_command(path, request_id, keyed=keyed))
 
 
-def answer_command(path: str | Path, request: ApprovalRequest) -> str:
-    """The command that approves a request: in a name, or with the key that it asks for."""
-    by = "-" if request.inquiry.keyed else "NAME"
-    return f"lgov approvals {path} --approve {short_id(request.request_id)} --by {by}"
+def answer_command(path: str | Path, request_id: str, *, keyed: bool) -> str:
+    """The command that approves a request: in a name, or, where it is ``keyed``, with the key that it asks for."""
+    return f"lgov approvals {path} --approve {short_id(request_id)} --by {'-' if keyed else 'NAME'}"
 
 
 def short_id(request_id: str) -> str:

@@ -25,8 +25,15 @@ from lgov_core.governor.judging import caller_gone
 from lgov_core.governor.options import APPROVED, CARRIED, SHADOW, in_dry_run
 from lgov_core.governor.patterns import matches_any
 from lgov_core.places import DEFAULT_APPROVALS
-from lgov_core.policies.approvals.notices import Notice, answer_command, described
-from lgov_core.policies.approvals.requests import KEY_PREFIX, ApprovalRequest, ApprovalRequests, Asking, Inquiry
+from lgov_core.policies.approvals.notices import Notice, answer_command
+from lgov_core.policies.approvals.requests import (
+    KEY_PREFIX,
+    ApprovalRequest,
+    ApprovalRequests,
+    Asking,
+    Inquiry,
+    described,
+)
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.budgets.counting import COMMON, NOT_MADE, Judgements, Per, count_key, decided, now_of
 from lgov_core.policies.conversation import Conversations, user_texts_of
@@ -241,7 +248,9 @@ class ApprovalPolicy(BoundedPolicy):
             if is_carried:
                 decision = decision.changed(question=OpenQuestion(request, self.requests))
         if self.requests.place:
-            decision = decision.changed(approval=answer_command(self.requests.place, request))
+            decision = decision.changed(
+                approval=answer_command(self.requests.place, request.request_id, keyed=request.inquiry.keyed)
+            )
         return _Asked(digest, request, decision, is_new)
 
     def rejection(self, request: ApprovalRequest) -> Decision:

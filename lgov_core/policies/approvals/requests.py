@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeAlias
 
 from msgspec import convert
@@ -23,7 +24,7 @@ from lgov_core._util.json_text import canonical_json
 from lgov_core._util.sqlite_file import FileKind
 from lgov_core.errors import PolicyError
 from lgov_core.governor.options import positive_integer, positive_number
-from lgov_core.policies.approvals.notices import Notice, described, log_request
+from lgov_core.policies.approvals.notices import Notice, answer_command, log_request
 from lgov_core.policies.budgets.counting import now_of
 from lgov_core.policies.budgets.ledger import SharedDatabase
 from lgov_core.types import new_id
@@ -64,8 +65,6 @@ APPROVALS: Final = FileKind(
 _SIGN_OF_LIFE_S: Final = 5.0
 #: How far the clocks of those that use one file may be apart, in seconds.
 _CLOCKS_APART_S: Final = 60.0
-#: Requests named in a message.
-_NAMED: Final = 5
 _JSON: Final = ("content", "inquiry", "answers")
 _COLUMNS: Final = (
     "request_id, digest, content, asked_at, state, answered_at, answered_by, reason, until, rollout_id, waits_until,"
@@ -174,10 +173,9 @@ class ApprovalRequest:
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """One asking about the call of ``content``, whose fingerprint is ``digest``.
+    """One asking about the call of ``content``, whose fingerprint is ``digest``; an answer holds for ``expires_s`` seconds.
 
-    A new request waits for ``expires_s`` seconds, and its answer holds as long. ``rollout_id`` asks, and will wait for the
-    answer for ``waits_s`` seconds; ``begins`` says that the wait begins now.
+    The call of ``rollout_id`` waits for the answer for ``waits_s`` seconds, and ``begins`` to.
     """
 
     content: Mapping[str, Any]
@@ -278,8 +276,6 @@ class ApprovalRequests(SharedDatabase):
             )
             return _found(connection, request_id)
 
-    # ------------------------------------------------------------------ approvers
-
     def add_approver(self, name: str) -> str:
         """Makes a key for an approver and returns it: it is not kept, only its SHA-256. It ends the older key of that name.
 
@@ -333,7 +329,7 @@ class ApprovalRequests(SharedDatabase):
                     )
                 request = _found(connection, request.request_id)
         if request.state == "pending" and not self._quiet and (is_new or (asking.begins and waits_s > 0)):
-            log_request(request, self.path, waits_s)
+            log_request(request.name, request.request_id, self.path, waits_s, keyed=request.inquiry.keyed)
             for notice in self._notices:
                 notice.send(described(request, self.path, waits_s))
         return request, is_new
@@ -400,12 +396,21 @@ class ApprovalRequests(SharedDatabase):
                 )
         return len(going), len(fitting) - len(going)
 
-    # ------------------------------------------------------------------ the file
-
     @contextmanager
     def _change(self) -> Generator[tuple[sqlite3.Connection, float]]:
         with self.transaction() as connection:
             yield connection, now_of("approvals", self._clock)
+
+
+def described(request: ApprovalRequest, path: Path | None, waits_s: float) -> dict[str, Any]:
+    """A request in the file at ``path`` as a notice has it; ``waits_s`` is how long its call waits for the answer."""
+    inquiry, ends, agent = request.inquiry, request.wait_ends if waits_s > 0 else None, request.content.get("agent")
+    fields = ("request_id", "digest", "name", "arguments", "rollout_id", "asked_at", "until")
+    about: dict[str, Any] = {"waits_until": ends, "agent": agent, **{name: getattr(request, name) for name in fields}}
+    about |= {name: getattr(inquiry, name) for name in ("rule", "question", "user_text", "approvers", "by")}
+    if path is not None:
+        about |= {"store": str(path), "approve": answer_command(path, request.request_id, keyed=inquiry.keyed)}
+    return about
 
 
 def _lapse(connection: sqlite3.Connection, now: float) -> None:
@@ -486,11 +491,10 @@ def _found(connection: sqlite3.Connection, prefix: str) -> ApprovalRequest:
         f"SELECT {_COLUMNS} FROM requests WHERE substr(request_id, 1, ?) = ? OR substr(request_id, 5, ?) = ?",
         (len(prefix), prefix, len(prefix), prefix),
     ).fetchall()
-    rows = rows if prefix else []
+    if not rows or not prefix:
+        raise PolicyError(f"there is no approval request {prefix}", hint="lgov approvals names those there are")
     exact = [row for row in rows if row[0] == prefix]
     if len(rows) > 1 and not exact:
-        ids = ", ".join(row[0] for row in rows[:_NAMED])
+        ids = ", ".join(row[0] for row in rows[:5])
         raise PolicyError(f"several approval requests begin with {prefix!r}: {ids}", hint="write more of the id")
-    if not rows:
-        raise PolicyError(f"there is no approval request {prefix}", hint="lgov approvals names those there are")
     return _request((exact or rows)[0])
