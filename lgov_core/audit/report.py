@@ -201,8 +201,9 @@ class AuditorReport:
     them. ``policies`` and ``versions`` (of lgov's code) have the first and last decision under each, ``shadow`` the spans of
     time in which a policy let pass what it denies: from the first such decision to the last one before a denial that was
     enforced. ``ungoverned`` is what governed programs started or sent that no rule saw. ``denials`` (with those of shadow
-    mode), ``rejections`` by a person and ``approvals`` name the act, the policy, the rule and the reason, in which the person
-    is named. ``changes`` are erasures, rotations, deletions of archives, and boxes. ``notes`` say what a section cannot show.
+    mode), ``rejections`` by a person, ``unanswered`` calls that waited for one, and ``approvals`` name the act, the policy, the
+    rule and the reason, in which the person is named. ``changes`` are erasures, rotations, deletions of archives, and boxes.
+    ``notes`` say what a section cannot show.
     """
 
     path: str
@@ -217,6 +218,7 @@ class AuditorReport:
     ungoverned: list[dict[str, Any]]
     denials: list[dict[str, Any]]
     rejections: list[dict[str, Any]]
+    unanswered: list[dict[str, Any]]
     approvals: list[dict[str, Any]]
     changes: list[dict[str, Any]]
     notes: dict[str, str]
@@ -248,6 +250,7 @@ _SECTIONS: Final = {
     "ungoverned": "Not governed",
     "denials": "Denials by a policy",
     "rejections": "Rejections by a person",
+    "unanswered": "Waited for a person, without an answer",
     "approvals": "Approvals",
     "changes": "Changes of the record",
 }
@@ -299,8 +302,10 @@ def evidence(
     every = [entry for entry, _ in chosen]
     decisions = [(entry, about) for entry, about in chosen if entry.kind == "decision"]
     blocked = [(entry, about) for entry, about in decisions if entry.verdict["effect"] in BLOCKING]
-    rejected = [(entry, about) for entry, about in blocked if entry.verdict["rule"] == _REJECTED]
-    denied = [(entry, about) for entry, about in blocked if entry.verdict["rule"] != _REJECTED]
+    acts: dict[str, list[dict[str, Any]]] = {"denials": [], "rejections": [], "unanswered": []}
+    for entry, about in blocked:
+        act = _act(entry, about, entry.verdict, reasons) | {"enforced": entry.effect in BLOCKING}
+        acts[_kind_of_denial(entry)].append(act)
     approvals = [(entry, about, by) for entry, about in decisions if (by := entry.approval) is not None]
     return AuditorReport(
         str(path),
@@ -318,14 +323,20 @@ def evidence(
             for entry, about in chosen
             if entry.kind == "ungoverned"
         ],
-        [
-            _act(entry, about, entry.verdict, reasons) | {"enforced": entry.effect in BLOCKING}
-            for entry, about in denied
-        ],
-        [_act(entry, about, entry.verdict, reasons) for entry, about in rejected],
+        acts["denials"],
+        acts["rejections"],
+        acts["unanswered"],
         [_act(entry, about, by, reasons) for entry, about, by in approvals],
         [_change(entry, about, reasons) for entry, about in chosen if entry.kind in _CHANGES],
         notes,
+    )
+
+
+def _kind_of_denial(entry: AuditEntry) -> str:
+    """The section of a decision that blocked a call, or would have: a policy's, a person's, or nobody's yet."""
+    verdict = entry.verdict
+    return (
+        "unanswered" if verdict["effect"] == "escalate" else "rejections" if verdict["rule"] == _REJECTED else "denials"
     )
 
 

@@ -30,6 +30,7 @@ SHADOWED = Decision(
 REJECTED = Decision(
     Effect.DENY, "refunds", "approval-rejected", "Ada rejected this call: too much", policy_digest="b" * 64
 )
+PENDING = Decision(Effect.ESCALATE, "refunds", "approval-pending", "A person has to approve it", policy_digest="b" * 64)
 APPROVED = Decision(Effect.ALLOW, "refunds", "approved", "Ada approved it (request apr_1)", policy_digest="b" * 64)
 
 
@@ -90,9 +91,11 @@ def test_the_report_says_who_was_denied_and_approved_and_what_proves_it(record: 
 def test_a_rejection_by_a_person_is_no_denial_by_a_policy(record: Path) -> None:
     with AuditLog(record, signer=load_key(record.parent / "audit.key")) as log:
         log.commit(act("refund", order=8), REJECTED)
+        log.commit(act("refund", order=9), PENDING)
     report = json.loads(lgov("export", str(record), "--format", "report", "--json").stdout)
     (rejection,) = report["rejections"]
     assert (rejection["reason"], rejection["arguments"]) == ("Ada rejected this call: too much", '{"order":8}')
+    assert [row["arguments"] for row in report["unanswered"]] == ['{"order":9}']
     assert "refund" not in [row["name"] for row in report["denials"]]
 
 
