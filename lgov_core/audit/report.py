@@ -429,7 +429,8 @@ def _change(entry: AuditEntry, about: Mapping[str, Any], reasons: bool) -> dict[
     elif "retired" in body:
         text = f"deleted archives: {', '.join(body['retired'])}"
     elif entry.reason:
-        text = f"{'box' if entry.kind == 'confinement' else entry.name}: {entry.reason}"
+        text = f"box: {entry.reason}" if entry.kind == "confinement" else entry.reason
+        text = f"{entry.name}: {text}" if entry.kind == "policy" else text
     return {**about, "kind": entry.kind, "what": text}
 
 

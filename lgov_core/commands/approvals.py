@@ -64,7 +64,7 @@ def approvals(
         with closing(ApprovalRequests(file)) as requests:
             key = requests.add_approver(approver)
         write_result({"name": approver, "key": key, "file": str(file)}, key, as_json=as_json)
-        click.echo(f"holds until another key is made for {approver}; the one before it has ended", err=True)
+        click.echo(f"holds until another key is made for {approver}", err=True)
         return
     if (approved or rejected) and by is None:
         raise click.UsageError("say who answers: --by NAME, or --by - for an approver's key")

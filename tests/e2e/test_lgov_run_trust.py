@@ -188,6 +188,9 @@ def test_the_record_says_from_when_on_a_policy_holds_and_who_accepted_a_change(f
     assert trusted["trusted"] == {str(folder / "policy.yaml"): "changed"}
     assert {entry["by"] for entry in (first, trusted, second)} == {pwd.getpwuid(os.getuid()).pw_name}
     assert CliRunner().invoke(cli, ["audit", "verify", ".lgov/audit.db"]).exit_code == 0
+    report = CliRunner().invoke(cli, ["export", ".lgov/audit.db", "--format", "report", "--json"]).stdout
+    told = [change["what"] for change in json.loads(report)["changes"]]
+    assert told[1] == f"{folder / 'policy.yaml'} changed: trusted by {trusted['by']}"
 
 
 @pytest.mark.parametrize("record", [".lgov/audit.db", "logs/audit.db"])

@@ -445,7 +445,7 @@ def _allowed(connection: sqlite3.Connection, request: ApprovalRequest, by: str, 
         if inquiry.needs_key or _has_approvers(connection):
             raise NotAllowedToAnswer(
                 f"approval request {request_id} is answered with an approver's key",
-                hint="lgov approvals FILE --key NAME makes one",
+                hint="give the key as by, or --by -; lgov approvals FILE --key NAME makes one",
             )
         return Answer(by, now)
     name = _approver(connection, by)
