@@ -26,6 +26,7 @@ from lgov_core.governor.patterns import matches_any
 from lgov_core.governor.rules import DEFAULT_RULE, Rule
 from lgov_core.policies import dry_run
 from lgov_core.policies.loader import load_policy_text
+from lgov_core.policies.network.addresses import addresses
 from lgov_core.policies.policy_set import PolicySet
 from lgov_core.policies.registry import BUILTIN_POLICIES, DenyPolicy
 from lgov_core.policies.sql.policy import SQL_ARGUMENTS
@@ -149,6 +150,8 @@ def _one_line(text: str) -> str:
 #: A text is one of the values there were when there are at most so many, and each was there so often on average.
 _FEW: Final = 10
 _OFTEN: Final = 5
+#: Kinds of addresses that may be a person's.
+PERSONAL: Final = ("email", "phone", "account")
 #: The least bound of a text and of a list.
 _TEXT: Final = 16
 _LIST: Final = 4
@@ -183,9 +186,14 @@ def schema_of(values: Sequence[Any], depth: int = 0) -> dict[str, Any]:
 
 
 def is_enumerable(texts: Sequence[str]) -> bool:
-    """Returns whether so few different texts were given so often that they are taken for all there are."""
-    distinct = len(set(texts))
-    return distinct <= _FEW and len(texts) >= _OFTEN * max(distinct, 2)
+    """Returns whether so few different texts were given so often that they are taken for all there are.
+
+    Texts with an address that may be a person's are not: a policy names no people.
+    """
+    distinct = set(texts)
+    if len(distinct) > _FEW or len(texts) < _OFTEN * max(len(distinct), 2):
+        return False
+    return not any(address.kind in PERSONAL for text in distinct for address in addresses(text, ""))
 
 
 def _object(objects: Sequence[dict[str, Any]], depth: int) -> dict[str, Any]:

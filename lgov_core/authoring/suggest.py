@@ -22,6 +22,7 @@ import yaml
 from lgov_core.authoring.replay import RecordedAction
 from lgov_core.authoring.rules import (
     COMMANDS,
+    PERSONAL,
     ProposedRule,
     ToolActs,
     by_tool,
@@ -135,6 +136,8 @@ _REFERENCES: Final = 3
 #: Rollouts from which an order is taken for more than a coincidence.
 _ROLLOUTS: Final = 10
 _ALWAYS: Final = ("user", "system", "trusted")
+#: Where a person is asked about what the record does not have.
+_STORE: Final = "approvals.db"
 _NAMES: Final = ("number", "name")
 
 
@@ -145,12 +148,12 @@ class _Argument:
     came: Counter[str] = field(default_factory=Counter[str])
     fields: Counter[str] = field(default_factory=Counter[str])
     address_fields: Counter[str] = field(default_factory=Counter[str])
-    foreign: Counter[Address] = field(default_factory=Counter[Address])
+    foreign: dict[Address, set[str | None]] = field(default_factory=dict[Address, set[str | None]])
     texts: dict[str, str] = field(default_factory=dict[str, str])
     own: int = 0
 
-    def note(self, source: ValueSource) -> None:
-        """Counts one value."""
+    def note(self, source: ValueSource, rollout: str | None) -> None:
+        """Counts one value of a rollout."""
         by_user, fields = {"user", "system"} & set(source.texts), [name for name in source.texts if ":" in name]
         self.came[(*by_user, *fields, *source.texts, "the model")[0]] += 1
         of_kind = self.address_fields if isinstance(source.value, Address) else self.fields
@@ -159,7 +162,7 @@ class _Argument:
         if entries := list(map(_any_tool, fields)):
             of_kind[next((entry for entry in entries if entry in of_kind), entries[0])] += 1
         elif isinstance(source.value, Address):
-            self.foreign[source.value] += 1
+            self.foreign.setdefault(source.value, set()).add(rollout)
         elif source.texts:
             self.texts[source.texts[0]] = "pointed" if source.pointed else source.texts[0]
         elif len(source.value) - 2 >= MIN_VALUE:  # a shorter one is not looked for, so that nobody knows
@@ -200,7 +203,7 @@ def _arguments_of(every: Iterable[RecordedAction]) -> tuple[dict[str, _Argument]
             named |= {name: None for name, _ in leaves_of(getattr(event, "result", None) or "") if name.isidentifier()}
         for source in trace.sources(act.action) if is_needed(act) else ():
             if isinstance(source.value, Address) or len(source.value) - 2 <= MAX_VALUE:
-                arguments.setdefault(source.argument, _Argument()).note(source)
+                arguments.setdefault(source.argument, _Argument()).note(source, act.action.rollout_id)
         for schema in act.offered.values():
             for name in (schema or {}).get("properties", {}):
                 arguments.setdefault(name, _Argument())
@@ -217,7 +220,7 @@ def _flow_rule(
     pointed: bool = True,
 ) -> ProposedRule:
     """A rule for the values of some ``kinds``, with where those of each argument came from; ``fields`` are names of any."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"otherwise": "approve", "asks": ["fields", "model"], "store": _STORE}
     for argument, seen in arguments.items():
         key, entries = glob.escape(argument), set[str]()
         entries |= set(seen.address_fields if kinds is KINDS else seen.fields)
@@ -228,8 +231,11 @@ def _flow_rule(
                 options.setdefault("deny", {})[key] = "*"
         elif len(seen.foreign) > _FOREIGN:
             entries.add("*")
-        elif seen.foreign:
-            options.setdefault("values", {})[key] = sorted(glob.escape(address.form) for address in seen.foreign)
+        else:
+            of_runs = {it for it, rollouts in seen.foreign.items() if it.kind in PERSONAL and len(rollouts) == 1}
+            entries |= {"model"} if of_runs else set()
+            if constants := seen.foreign.keys() - of_runs:
+                options.setdefault("values", {})[key] = sorted(glob.escape(address.form) for address in constants)
         if entries:
             options.setdefault("allow", {})[key] = [*_ALWAYS, *sorted(entries)]
     notes = [f"{argument}: from {_counted(seen.came)}" for argument, seen in arguments.items() if seen.came]
@@ -404,7 +410,7 @@ def _unused(tools: Sequence[ToolActs], acts: Sequence[RecordedAction]) -> list[P
     unused = {name for act in acts for name in act.offered} - {tool.name for tool in tools}
     if not unused:
         return []
-    options = {"store": "approvals.db", "wait_s": 300, "unattended": "deny"}
+    options = {"store": _STORE, "wait_s": 300, "unattended": "deny"}
     rule = {"name": "never called", "tools": sorted(map(glob.escape, unused)), "use": "approval", "with": options}
     return [ProposedRule(rule, ["offered to the model and never called here: a person approves each call"])]
 

@@ -382,9 +382,9 @@ def combine(
 
     The most severe effect wins; of equals the first taken is the face (its policy, rule and reason). ``parts`` carries
     all of them, flattened. What the transforms left of the action is kept (``arguments``, ``text``) unless the result
-    blocks. A result that blocks is a ``fault`` when every part that blocks is one. An empty sequence is an allow without
-    parts. With ``shadow_of``, the name of a set in shadow mode, the result allows and every part is ``shadowed``; a plain
-    allow keeps its policy, rule and reason.
+    blocks. A result that blocks is a ``fault``, or ``premature``, when every part that blocks is. An empty sequence is an
+    allow without parts. With ``shadow_of``, the name of a set in shadow mode, the result allows and every part is
+    ``shadowed``; a plain allow keeps its policy, rule and reason.
     """
     if not decisions:
         return ALLOW.changed()
@@ -398,24 +398,20 @@ def combine(
         reason = "The policy set is in shadow mode; nothing is blocked."
         return Decision(Effect.ALLOW, shadow_of, "shadow", reason, parts=marked, shadowed=True)
     blocks = face.effect >= Effect.ESCALATE
-    aborts = faulty = False
-    if blocks:
-        aborts = any([decision.abort for decision in decisions if decision.effect >= Effect.ESCALATE])
-        faulty = all(
-            [component.fault for component in parts if component.effect >= Effect.ESCALATE and not component.shadowed]
-        )
+    blocking = [part for part in parts if part.effect >= Effect.ESCALATE and not part.shadowed] if blocks else []
     return Decision(
         face.effect,
         face.policy,
         face.rule,
         face.reason,
         face.severity,
-        abort=aborts,
+        abort=blocks and any([decision.abort for decision in decisions if decision.effect >= Effect.ESCALATE]),
         arguments=None if blocks or folded.arguments is original.arguments else folded.arguments,
         text=None if blocks or folded.text is original.text else folded.text,
         parts=tuple(parts),
         shadowed=shadowed,
-        fault=faulty,
+        fault=blocks and all([part.fault for part in blocking]),
+        premature=blocks and all([part.premature for part in blocking]),
     )
 
 

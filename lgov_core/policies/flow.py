@@ -44,9 +44,8 @@ from lgov_core.policies.options import Count, Names, PolicyOptions, Text, Texts,
 from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome
 
 _OF_TOOLS: Final = ("trusted", "untrusted", "fields")
-#: What stands for a text where no text has a value.
-_BY_MODEL: Final = ("the model",)
-_OF_MODELS: Final = frozenset({"*", "model"})
+#: What stands for the sources of a value that is in no text.
+_BY_MODEL: Final = [("model", "the model", KnownText("the model"))]
 _NUMBER: Final = re.compile(r"[\d.,+-]+")
 
 ValueKind = Literal[AddressKind, "number", "name", "text"]
@@ -97,6 +96,7 @@ class FlowOptions(PolicyOptions, frozen=True, kw_only=True):
     values: Annotated[Texts | Mapping[Text, Texts], _VALUES] = ()
     discloses: Confidentiality = "secret"
     otherwise: Literal["deny", "approve"] = "deny"
+    asks: Annotated[Names, Meta(description="as allow")] = "*"
     wait_s: Annotated[float, Meta(ge=0, le=1e15, description="a number, 0 or more")] = 0.0
     store: Text | None = None
     conversations: Count = 1_000
@@ -174,7 +174,8 @@ class FlowPolicy(BoundedPolicy):
     arguments may quote: a number, a code, or four words in a row, unless the user wrote them.
 
     With ``otherwise: approve`` a person is asked instead (see `ApprovalPolicy`, which has ``wait_s`` and ``store``): an
-    approval is for this call with these values, once, and names where they come from.
+    approval is for this call with these values, once, and names where they come from. A call with a value of which no
+    source is in ``asks`` is denied all the same.
 
     Addresses are compared by what they name, words without case and punctuation. A value of less than four characters is
     not looked for within results. What the model computes or rephrases is not recognised. A result of more than 200,000
@@ -214,6 +215,7 @@ class FlowPolicy(BoundedPolicy):
         self._named = tuple(named - {"*"})
         self.limit = _LEVELS.index(options.discloses)
         self._texts = Conversations(options.conversations)
+        self._asked = _Sources.of(options.asks)
         self._asks = _Asks(self, options) if options.otherwise == "approve" else None
         if self._asks is not None:
             self.bounded, self.deferred, self.timeout_s = False, True, self._asks.timeout_s
@@ -351,37 +353,46 @@ class FlowPolicy(BoundedPolicy):
             return self.allow(), False
         with self._texts.lock:
             texts = self._texts.known_to(action)
-            return self._leak(action, texts) or self._verdict(action, values, texts), True
+            leak = self._leak(action, texts)
+            return (leak, True) if leak is not None else self._verdict(action, values, texts)
 
-    def _verdict(self, action: Action, values: Sequence[UsedValue], texts: KnownTexts) -> Decision:
+    def _verdict(self, action: Action, values: Sequence[UsedValue], texts: KnownTexts) -> tuple[Decision, bool]:
         taken: dict[tuple[KnownText, str], set[Address | str]] = {}
         came: dict[str, dict[str, None]] = {}
-        refused: tuple[UsedValue, list[str]] | None = None
+        refused: list[tuple[UsedValue, list[str]]] = []
+        may_ask = True
         for value in values:
-            terms, sources = self._only_terms or self._terms_of(value.argument), self._sources(value, texts)
-            names = dict.fromkeys([origin for _, origin, _ in sources] or _BY_MODEL)
-            allowed = [(label, text) for label, origin, text in sources if terms.allow.name(label, origin)]
+            terms, sources = (
+                self._only_terms or self._terms_of(value.argument),
+                self._sources(value, texts) or _BY_MODEL,
+            )
+            names = dict.fromkeys([origin for _, origin, _ in sources])
             came[value.argument] = {**came[value.argument], **names} if value.argument in came else names
+            allowed = [(label, text) for label, origin, text in sources if terms.allow.name(label, origin)]
+            if sources is _BY_MODEL and texts.lost:  # it may have been in a forgotten text
+                allowed = []
             if any([label != "pointed" for label, _ in allowed]) or terms.trust(value):
                 continue
-            denied = texts.lost or any(terms.deny.name(label, origin) for label, origin, _ in sources)
             if allowed:
                 taken.setdefault((allowed[0][1], value.argument), set()).add(value.form)
             elif (
-                isinstance(value.form, Address) or denied or not (sources or terms.deny.classes.isdisjoint(_OF_MODELS))
+                isinstance(value.form, Address)
+                or texts.lost
+                or any(terms.deny.name(label, origin) for label, origin, _ in sources)
             ):
-                refused = refused or (value, [*names] if sources else [])
+                refused.append((value, [] if sources is _BY_MODEL else [*names]))
+                may_ask = may_ask and any(self._asked.name(label, origin) for label, origin, _ in sources)
         origins = {name[:_MOST_NAME]: [*names][:_MOST] for name, names in [*came.items()][:_MOST_ARGUMENTS]}
-        if refused is not None:
-            return self._refusal(*refused, texts).changed(sources=origins)
+        if refused:
+            return self._refusal(*refused[0], texts).changed(sources=origins), may_ask
         for (text, argument), forms in taken.items():
             if not forms <= text.endorsed.get((action.name, argument), forms):
                 reason = f"{_place(argument)} was already taken from {text.origin[:80]}, as another value. Ask the user for it"
-                return self.deny(f"{self.slug}-endorsed", reason).changed(sources=origins)
+                return self.deny(f"{self.slug}-endorsed", reason).changed(sources=origins), True
         for (text, argument), forms in taken.items():
             text.endorsed.setdefault((action.name, argument), frozenset(forms))
         reason = "; ".join([f"{_place(name)}: {', '.join(texts)}" for name, texts in origins.items()])
-        return Decision(Effect.ALLOW, self.name, self.slug, reason[:MAX_NAME], sources=origins)
+        return Decision(Effect.ALLOW, self.name, self.slug, reason[:MAX_NAME], sources=origins), True
 
     def _leak(self, action: Action, texts: KnownTexts) -> Decision | None:
         """The denial of a call that would tell what is too confidential for it."""

@@ -113,29 +113,31 @@ class OrderPolicy(BoundedPolicy):
         with self._pasts.of(rollout_key(action)) as past:
             if past is None:
                 return self.deny("order-rollouts", "Too many rollouts at once to remember this one; raise max_rollouts")
-            problem = self._problem(action, past)
-        return self.deny(*problem) if problem else Decision(Effect.ALLOW, self.name, "order", self.sentence)
+            denial = self._denial(action, past)
+        return denial or Decision(Effect.ALLOW, self.name, "order", self.sentence)
 
-    def _problem(self, action: Action, past: _Past) -> tuple[str, str] | None:
-        """The rule's slug and the reason why the call may not be made; without one it counts as made."""
+    def _denial(self, action: Action, past: _Past) -> Decision | None:
+        """The denial of a call that may not be made; without one it counts as made."""
         tool = action.name[:80]
         for term in self._never:
             value, values = term.value(action), past.called.get(term.key, {})
             if values and (value is None or value in values or _ANY in values):
-                return "order-never", f"{tool} may not be called any more, because {term.words('was called')}."
+                reason = f"{tool} may not be called any more, because {term.words('was called')}."
+                return self.deny("order-never", reason)
         for term in self._after:
-            reason = term.lacks(action, past)
-            if reason is not None:
-                return "order-after", reason
+            lacking = term.lacks(action, past)
+            if lacking is not None:
+                return self.deny("order-after", lacking[0]).changed(premature=lacking[1])
         if self.at_most is None:
             return None
         operation, value = action.operation_id or new_id("op"), _digest(action, self.per) or ""
         past.granted.pop(operation, None)  # it is judged again, perhaps in another form
         if sum(other == value for other in past.granted.values()) >= self.at_most:
             same = f" with this {' and '.join(self.per)}" if self.per else ""
-            return "order-limit", f"{tool} may be called only {counted(self.at_most, 'time')}{same}, and was already."
+            reason = f"{tool} may be called only {counted(self.at_most, 'time')}{same}, and was already."
+            return self.deny("order-limit", reason)
         if len(past.granted) >= MAX_VALUES:
-            return "order-values", f"{tool} was called {MAX_VALUES} times, and no more can be remembered."
+            return self.deny("order-values", f"{tool} was called {MAX_VALUES} times, and no more can be remembered.")
         past.granted[operation] = value
         return None
 
@@ -238,23 +240,29 @@ class _Term:
         except Exception:  # noqa: BLE001 - whatever cannot be judged permits nothing
             return False
 
-    def lacks(self, action: Action, past: _Past) -> str | None:
-        """The reason why ``action`` comes too early, with what to do about it; None where it does not."""
+    def lacks(self, action: Action, past: _Past) -> tuple[str, bool] | None:
+        """The reason why ``action`` comes too early, and whether it may be made once that is done; None where it does not."""
         tool, same, later = " or ".join(self.tools), self._same_words(), action.name[:80]
         value = self.value(action)
         if value is None:
-            return f"Give {' and '.join(self.same)}: it must be that of an earlier call of {tool}."
+            return f"Give {' and '.join(self.same)}: it must be that of an earlier call of {tool}.", False
         if not any(rollout_key(action)):
-            return f"Call {tool} first. This call names no rollout, session or run, so none before it is known to belong to it."
+            reason = (
+                f"Call {tool} first. This call names no rollout, session or run, so none is known to come before it."
+            )
+            return reason, False
         last, unread = past.last(self.key + value)
         if last is None and unread:
-            return f"Read the result of {tool} before you call {later}: do not call both in one turn."
+            return f"Read the result of {tool} before you call {later}: do not call both in one turn.", True
         if last is None:
-            return f"Call {tool}{same} first, and {later} once you have read the result."
+            return f"Call {tool}{same} first, and {later} once you have read the result.", True
         if not last.fits:
-            return f"The last result of {tool}{same} does not permit this (needed: {_in_words(self.condition)})."
+            return f"The last result of {tool}{same} does not permit this (needed: {_in_words(self.condition)}).", False
         if self.within is not None and past.calls - last.calls >= self.within:
-            return f"Call {tool}{same} again first: its result is older than the last {counted(self.within, 'call')}."
+            return (
+                f"Call {tool}{same} again first: its result is older than the last {counted(self.within, 'call')}.",
+                True,
+            )
         return None
 
     def words(self, verb: str) -> str:

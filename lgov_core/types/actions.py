@@ -130,7 +130,8 @@ class Decision:
     judgement itself failed (a policy that raised or timed out, a record that could not be written): it says nothing about the
     agent, so it is not a violation and earns no penalty. ``approval`` is the command that answers the request for approval
     behind the decision: for people, not for the model. ``question`` is that request, if the framework carries it to people.
-    ``sources`` has by argument the texts that its value is in.
+    ``sources`` has by argument the texts that its value is in. ``premature`` is true where the reason of a denial says what to
+    do first: after that the same call may be made.
 
     Read-only by convention (freezing it would cost several times its construction): make a variant with `changed`.
     """
@@ -152,6 +153,7 @@ class Decision:
     approval: str = ""
     question: Any = field(default=None, repr=False, compare=False)
     sources: Mapping[str, Sequence[str]] | None = None
+    premature: bool = False
 
     @property
     def unenforced(self) -> Decision | None:
@@ -171,8 +173,8 @@ class Decision:
     def denial_message(self, *, after: bool = False) -> str:
         """The text that the model reads instead of a result: which policy blocked the call, why, and what to do about it.
 
-        A denial says that a repetition will be denied too, an escalation that the call has to be approved first.
-        ``after``: the call was made, and its result is denied.
+        A denial says that a repetition will be denied too, or what comes first; an escalation, that the call has to be
+        approved first. ``after``: the call was made, and its result is denied.
         """
         where = f"{self.policy}/{self.rule}" if self.rule else self.policy
         reason = (self.reason or "not allowed").rstrip(".")
@@ -183,7 +185,8 @@ class Decision:
                 f"NOT RUN YET, needs approval by policy {where}: {reason}. Do something else meanwhile, or say that you are"
                 " waiting; once it is approved, make exactly the same call again."
             )
-        return f"DENIED by policy {where}: {reason}. It was not run; do not repeat it."
+        then = "do that first, then make the same call again" if self.premature else "do not repeat it"
+        return f"DENIED by policy {where}: {reason}. It was not run; {then}."
 
 
 ALLOW = Decision(Effect.ALLOW, policy="lgov", rule="default", reason="Nothing speaks against it.")

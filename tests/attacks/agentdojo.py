@@ -3,8 +3,9 @@
 A pair is a task of a user and an injection of the same suite. The injection stands where AgentDojo plants it: in the results
 of the tools that the task reads. The model then makes the injection's calls, at once and again after the task's own, and
 the pair gets through if all of them are allowed in either place, even where the policy denies the call that reads the
-injection. The second column are the task's own calls, without an injection. No model takes part, so nothing is refused
-that a policy does not deny.
+injection. Where a person is asked and none of them is denied, it would get through if the person approved: a column of its
+own. The other columns are the task's own calls, without an injection: denied, and asked about. No model takes part, so nothing
+is refused that a policy does not deny.
 
 Results are given as JSON, as most frameworks write them. The data has them cut at 4,000 characters, without the entry that is
 cut off; where AgentDojo's environment is installed (``pip install --no-deps agentdojo==0.1.35 deepdiff cachebox orderly-set
@@ -250,20 +251,27 @@ def stopped_calls(policy: Document, task: Task) -> list[tuple[str, Decision]]:
     return [(tool, decision) for tool, decision in judged if decision.blocks]
 
 
-def gets_through(policy: Document, task: Task, pairs: Iterable[Injection]) -> Iterator[tuple[Injection, str]]:
-    """The injections all of whose calls are allowed in the rollout of a task, with why the last is."""
+def gets_through(policy: Document, task: Task, pairs: Iterable[Injection]) -> Iterator[tuple[Injection, str, bool]]:
+    """The injections none of whose calls is denied in the rollout of a task, with why the last is decided as it is.
+
+    Each with whether a person is asked about one of its calls.
+    """
     with closing(governor(policy)) as judge:
         for injection in pairs:
             steps = planted(task, injection)
             first = next(at for at, step in enumerate(steps) if step.injected) + 1
+            ways: list[tuple[bool, str]] = []
             for before in {first: 0, len(steps): 0}:
                 rollout = Rollout(judge, task.prompt)
                 for step in steps[:before]:
                     rollout.call(step.tool, step.args, step.result)
                 decisions = [rollout.call(tool, args, "") for tool, args in injection.calls]
-                if not any(decision.blocks for decision in decisions):
-                    yield injection, cause(injection.calls[-1][0], decisions[-1])
-                    break
+                if not any(decision.effect is Effect.DENY for decision in decisions):
+                    asks = any(decision.blocks for decision in decisions)
+                    ways.append((asks, cause(injection.calls[-1][0], decisions[-1])))
+            if ways:
+                asks, why = min(ways)
+                yield injection, why, asks
 
 
 def governor(policy: Document) -> Governor:
@@ -339,10 +347,11 @@ def flows_of(document: Document) -> list[Mapping[str, Any]]:
 
 @dataclass(slots=True)
 class Score:
-    """The results of one policy: pairs that got through, and the users' calls that it denied."""
+    """The results of one policy: pairs that got through, or would if a person approved, and the users' calls it stopped."""
 
     pairs: int = 0
     through: list[tuple[Task, Injection, str]] = field(default_factory=list)
+    approved: list[tuple[Task, Injection, str]] = field(default_factory=list)
     calls: int = 0
     denied: list[tuple[Task, str]] = field(default_factory=list)
     asked: list[tuple[Task, str]] = field(default_factory=list)
@@ -350,7 +359,8 @@ class Score:
     def add(self, policy: Document, task: Task) -> None:
         own = [injection for injection in injections() if injection.suite == task.suite and injection.calls]
         self.pairs += len(own)
-        self.through += [(task, injection, why) for injection, why in gets_through(policy, task, own)]
+        for injection, why, asks in gets_through(policy, task, own):
+            (self.approved if asks else self.through).append((task, injection, why))
         self.calls += len(task.clean)
         for tool, decision in stopped_calls(policy, task):
             stopped = self.asked if decision.effect is Effect.ESCALATE else self.denied
@@ -358,7 +368,7 @@ class Score:
 
     def __iadd__(self, other: Score) -> Score:
         self.pairs, self.calls = self.pairs + other.pairs, self.calls + other.calls
-        for name in ("through", "denied", "asked"):
+        for name in ("through", "approved", "denied", "asked"):
             getattr(self, name).extend(getattr(other, name))
         return self
 
@@ -419,7 +429,8 @@ def main(arguments: Sequence[str]) -> None:
         print(f"{name} is left out: it is not installed ({HARMLESS[name]})")
     suites = [name for name in suites if "--suite" not in arguments or name in arguments]
     ways = [way for way in WAYS if "--way" not in arguments or way in arguments]
-    print(f"{'policy':28}{'suite':12}{'injections through':>22}{'user calls denied':>22}{'asked':>16}{'tasks':>8}")
+    print(f"{'policy':28}{'suite':12}{'injections through':>20}{'if approved':>18}{'user calls denied':>20}", end="")
+    print(f"{'asked':>16}{'tasks':>8}")
     for way in ways:
         scores = {suite: score(suite, way) for suite in suites}
         total = Score()
@@ -428,8 +439,8 @@ def main(arguments: Sequence[str]) -> None:
         for suite, own in {**scores, "all four": total}.items() if total.calls else scores.items():
             hit = len({(task.suite, task.name) for task, _ in (*own.denied, *own.asked)})
             print(
-                f"{way:28}{suite:12}{share(own.through, own.pairs):>22}"
-                f"{share(own.denied, own.calls):>22}{share(own.asked, own.calls):>16}{hit:>8}"
+                f"{way:28}{suite:12}{share(own.through, own.pairs):>20}{share(own.approved, own.pairs):>18}"
+                f"{share(own.denied, own.calls):>20}{share(own.asked, own.calls):>16}{hit:>8}"
             )
         if "--pairs" in arguments:
             for own in (total, *(scores[suite] for suite in HARMLESS if suite in scores)):
@@ -444,6 +455,7 @@ def by_cause(total: Score) -> None:
     """Prints what gets through and what is stopped, sorted by why, each with its tasks."""
     lists: dict[str, list[tuple[str, str]]] = {
         "through": [(why, f"{i.suite}/{i.name}") for _, i, why in total.through],
+        "approved": [(why, f"{i.suite}/{i.name}") for _, i, why in total.approved],
         "denied": [(why, f"{task.suite}/{task.name}") for task, why in total.denied],
         "asked": [(why, f"{task.suite}/{task.name}") for task, why in total.asked],
     }

@@ -292,6 +292,17 @@ def test_wrong_options_are_errors(options: dict[str, Any]) -> None:
         FlowPolicy(**options)
 
 
+def test_an_address_that_no_text_has_may_be_allowed_and_one_of_a_text_or_a_forgotten_one_is_none() -> None:
+    rollout = Rollout(FlowPolicy(allow=["user", "model"]))
+    assert rollout.may(recipient="desk@example.com")
+    rollout.reads("Write to desk@example.com")
+    assert not rollout.may(recipient="desk@example.com")
+    assert rollout.may(recipient="other@example.com")
+    for number in range(600):
+        rollout.reads(f"page {number}")
+    assert not rollout.may(recipient="other@example.com"), "it may have been in a text that is forgotten"
+
+
 # ---------------------------------------------------------------------- for all rules and texts
 
 VALUES = st.sampled_from(
@@ -306,7 +317,7 @@ RESULTS = st.lists(st.tuples(st.sampled_from(["read", "search"]), st.one_of(TEXT
 LABELS = ["user", "system", "trusted", "untrusted", "fields", "model", "read", "search:to", "*"]
 RULES = st.fixed_dictionaries(
     {
-        "allow": st.lists(st.sampled_from(LABELS[:3]), unique=True),
+        "allow": st.lists(st.sampled_from([*LABELS[:3], "model"]), unique=True),
         "deny": st.lists(st.sampled_from(LABELS), unique=True),
         "discloses": st.sampled_from(["public", "personal", "secret"]),
         "tools": st.sampled_from([{}, {"search": {"returns": "trusted", "holds": "personal"}}]),

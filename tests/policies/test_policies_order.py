@@ -198,6 +198,26 @@ def test_a_denial_says_what_to_do(rule: Rule, story: str, slug: str, reason: str
 
 
 @pytest.mark.parametrize(
+    ("rules", "story", "then"),
+    [
+        ([order(after=ASK)], "pay", "do that first, then make the same call again."),
+        ([order(after=ASK)], "| ask pay", "do that first, then make the same call again."),
+        ([order(after={**ASK, "within": 1})], "ask other pay", "do that first, then make the same call again."),
+        ([order(after=READ)], "read(7) pay", "do not repeat it."),
+        ([order(after={**READ, "result": PENDING})], "read(7)=closed pay(7)", "do not repeat it."),
+        ([order(never_after={"tool": "read"})], "read pay", "do not repeat it."),
+        ([order(at_most=1)], "pay pay", "do not repeat it."),
+        ([order(after=ASK), order(never_after={"tool": "read"})], "read pay", "do not repeat it."),
+    ],
+)
+def test_a_call_that_came_too_early_is_made_again_and_no_other(rules: list[Rule], story: str, then: str) -> None:
+    play = Play(*map(fresh, rules))
+    play.tell(story)
+    assert play.last is not None
+    assert play.last.denial_message().endswith(f". It was not run; {then}")
+
+
+@pytest.mark.parametrize(
     ("options", "sentence"),
     [
         ({"after": {"tool": ["a", "b_*"], "within": 5}}, "Only after a or b_* has returned within the last 5 calls."),

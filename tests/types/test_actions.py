@@ -105,6 +105,7 @@ def test_what_a_decision_does_not_say() -> None:
         "approval": "",
         "question": None,
         "sources": None,
+        "premature": False,
     }
     assert (decision.abort, decision.shadowed, decision.fault) == (False, False, False)
     assert all(value is False for value in (decision.abort, decision.shadowed, decision.fault))
@@ -146,6 +147,8 @@ def test_a_model_reads_who_blocked_why_and_what_to_do() -> None:
         == "DENIED by policy p: not allowed. It was not run; do not repeat it."
     )
     assert "p: at most MAX. It was" in Decision(Effect.DENY, "p", reason="at most MAX").denial_message()
+    too_early = denial.changed(premature=True).denial_message()
+    assert too_early == "DENIED by policy p/r: not now. It was not run; do that first, then make the same call again."
     after = "DENIED by policy p/r: not now. It was run, but its result is withheld; do not repeat it."
     assert denial.denial_message(after=True) == after
     escalation = Decision(Effect.ESCALATE, "p", "r", "ask")
