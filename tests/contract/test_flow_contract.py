@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from agents import Agent, RunConfig, Runner, function_tool
 from agents.mcp import MCPServerStdio
+from autogen_agentchat.conditions import TextMentionTermination
+from autogen_agentchat.teams import Swarm
 from langchain_core.tools import StructuredTool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
@@ -29,6 +31,7 @@ from lgov_core.testing import ScriptedModelServer
 from lgov_core.trace.sink import StoreSink
 from lgov_core.wire.exchange import ToolCall
 from lgov_openai_agents import LgovRunner
+from tests.autogen.autogen_parts import Way
 from tests.cells import Seen, asks, says
 from tests.contract import agents_sdk_driver, autogen_driver, langchain_driver, openai_driver
 from tests.contract.adapter_driver import Driver, Program
@@ -268,6 +271,21 @@ def test_labels_survive_a_hand_off_between_agents(way: str) -> None:
     turns = [TURNS[0], asks(("t1", "transfer_to_eraser", {})), *TURNS[1:]]
     with ScriptedModelServer(turns) as server, driver.governed(way, governor), enter_scope(RolloutScope("r", 1)):
         driver.run(Program(server.base_url, governor, way, "sync", [look], eraser=erase_file))
+    governor.close()
+    assert denials(seen) == {"c2": "flow-unsaid"}
+
+
+@pytest.mark.parametrize("way", ["explicit", "instrumented"])
+async def test_labels_survive_a_hand_off_in_a_swarm(way: Any) -> None:
+    driver, seen = autogen_driver.SETUPS[0][0], Seen()
+    policy = {**FLOW, "rules": [{"use": "allow"}, FLOW["rules"][1]]}
+    governor = Governor([load_policies(policy)], plugins=[seen], capture_content=True)
+    turns = [TURNS[0], asks(("t1", "transfer_to_eraser", {})), *TURNS[1:]]
+    with ScriptedModelServer(turns) as server, driver.governed(way, governor), enter_scope(RolloutScope("r", 1)):
+        parts = Way(way, governor, server.base_url)
+        clerk = parts.agent("clerk", [look], handoffs=["eraser"])
+        eraser = parts.agent("eraser", [erase_file], handoffs=["clerk"])
+        await Swarm([clerk, eraser], termination_condition=TextMentionTermination("done")).run(task="Tidy up.")
     governor.close()
     assert denials(seen) == {"c2": "flow-unsaid"}
 
