@@ -45,7 +45,7 @@ from lgov_core.policies.path import PATH_ARGUMENTS
 from lgov_core.policies.sql.names import GUARDED, READS
 from lgov_core.policies.sql.policy import COMMON_DIALECTS, SQL_ARGUMENTS
 from lgov_core.policies.sql.reader import SQLTouches
-from lgov_core.types import Action, Decision, Point
+from lgov_core.types import Action, Decision, Effect, Point
 
 _LOOKS_LIKE_A_PATH: Final = re.compile(r".*[/\\].*|.*\.\w{1,8}", re.DOTALL)
 _URL: Final = re.compile(r"(?i)https?://")
@@ -143,7 +143,10 @@ _NAMES: Final = ("number", "name")
 
 @dataclass(slots=True)
 class _Argument:
-    """Where the values of one argument came from, in whatever tool: fields, texts, nowhere."""
+    """Where the values of one argument came from, in whatever tool: fields, texts, nowhere.
+
+    ``foreign`` has the addresses of no field, each with its rollouts and texts.
+    """
 
     came: Counter[str] = field(default_factory=Counter[str])
     fields: Counter[str] = field(default_factory=Counter[str])
@@ -162,7 +165,7 @@ class _Argument:
         if entries := list(map(_any_tool, fields)):
             of_kind[next((entry for entry in entries if entry in of_kind), entries[0])] += 1
         elif isinstance(source.value, Address):
-            self.foreign.setdefault(source.value, set()).add(rollout)
+            self.foreign.setdefault(source.value, set()).update((rollout, *source.texts))
         elif source.texts:
             self.texts[source.texts[0]] = "pointed" if source.pointed else source.texts[0]
         elif len(source.value) - 2 >= MIN_VALUE:  # a shorter one is not looked for, so that nobody knows
@@ -175,13 +178,15 @@ def _any_tool(field_name: str) -> str:
     return f"*:{glob.escape(name)}" if name.isidentifier() or name == "[]" else f"{glob.escape(tool)}:*"
 
 
-def flow_rules(tools: Sequence[ToolActs], every: Sequence[RecordedAction]) -> Iterator[Iterator[ProposedRule]]:
+def flow_rules(tools: Sequence[ToolActs], every: Sequence[RecordedAction]) -> Iterator[list[ProposedRule]]:
     """Rules by which values come from the user, or from where the record has them; the strictest of each first.
 
     What was seen of an argument counts for all tools that have one of this name: fields of results by their name, and texts
     by their tool. A name or number may always be from a field whose name is in that of the argument (``id`` in
-    ``file_id``); an address only from fields that were seen, and what came from elsewhere is listed. Names and numbers are
-    limited only where results are on record. No rule for a tool of which it is not on record what the user said.
+    ``file_id``); an address only from fields that were seen, and what came from elsewhere is listed, but for one that may be
+    a person's and that one rollout had, out of no text. A person is asked about values from other fields or from no text.
+    Names and numbers are limited only where results are on record. No rule for a tool of which it is not on record what the
+    user said.
     """
     arguments, named = _arguments_of(every)
     covered = [tool for tool in tools if all(map(_has_user, tool.actions))]
@@ -189,19 +194,27 @@ def flow_rules(tools: Sequence[ToolActs], every: Sequence[RecordedAction]) -> It
     has_results = any(getattr(event, "result", None) for act in every for event in act.events)
 
     if covered:
-        yield iter([_flow_rule("addresses", KINDS, arguments, named, limits)])
+        yield [_flow_rule("addresses", KINDS, arguments, named, limits)]
     if covered and has_results:
-        yield (_flow_rule("names and numbers", _NAMES, arguments, named, limits, pointed=way) for way in (True, False))
+        yield [_flow_rule("names and numbers", _NAMES, arguments, named, limits, pointed=way) for way in (True, False)]
+
+
+def _traced(every: Iterable[RecordedAction]) -> Iterator[tuple[RecordedAction, Sequence[ValueSource]]]:
+    """Each recorded call with where its values came from; without, if it was not needed."""
+    trace = FlowPolicy(allow="*")
+    for act in every:
+        for event in act.events:
+            trace.observe(event)
+        yield act, trace.sources(act.action) if is_needed(act) else ()
 
 
 def _arguments_of(every: Iterable[RecordedAction]) -> tuple[dict[str, _Argument], dict[str, None]]:
     """The record of each argument, and the names of the fields of results."""
-    trace, arguments, named = FlowPolicy(allow="*"), dict[str, _Argument](), dict[str, None]()
-    for act in every:
+    arguments, named = dict[str, _Argument](), dict[str, None]()
+    for act, sources in _traced(every):
         for event in act.events:
-            trace.observe(event)
             named |= {name: None for name, _ in leaves_of(getattr(event, "result", None) or "") if name.isidentifier()}
-        for source in trace.sources(act.action) if is_needed(act) else ():
+        for source in sources:
             if isinstance(source.value, Address) or len(source.value) - 2 <= MAX_VALUE:
                 arguments.setdefault(source.argument, _Argument()).note(source, act.action.rollout_id)
         for schema in act.offered.values():
@@ -232,10 +245,9 @@ def _flow_rule(
         elif len(seen.foreign) > _FOREIGN:
             entries.add("*")
         else:
-            of_runs = {it for it, rollouts in seen.foreign.items() if it.kind in PERSONAL and len(rollouts) == 1}
-            entries |= {"model"} if of_runs else set()
-            if constants := seen.foreign.keys() - of_runs:
-                options.setdefault("values", {})[key] = sorted(glob.escape(address.form) for address in constants)
+            listed = [address for address, of in seen.foreign.items() if address.kind not in PERSONAL or len(of) > 1]
+            if listed:
+                options.setdefault("values", {})[key] = sorted(glob.escape(address.form) for address in listed)
         if entries:
             options.setdefault("allow", {})[key] = [*_ALWAYS, *sorted(entries)]
     notes = [f"{argument}: from {_counted(seen.came)}" for argument, seen in arguments.items() if seen.came]
@@ -248,12 +260,10 @@ def order_rules(every: Sequence[RecordedAction]) -> Iterator[ProposedRule]:
     The other one had the same argument (not a short one, like a limit), or returned what this one was called with and the
     user had not said. Of fewer than ten rollouts nothing follows.
     """
-    trace, rollouts = FlowPolicy(allow="*"), dict[str, set[str | None]]()
+    rollouts: dict[str, set[str | None]] = {}
     before: dict[str | None, list[Action]] = {}
     links: dict[str, set[tuple[str, str]]] = {}
-    for act in every:
-        for event in act.events:
-            trace.observe(event)
+    for act, sources in _traced(every):
         if not is_needed(act) or act.action.rollout_id is None:
             continue
         call, earlier = act.action, before.setdefault(act.action.rollout_id, [])
@@ -263,8 +273,7 @@ def order_rules(every: Sequence[RecordedAction]) -> Iterator[ProposedRule]:
             for name, value in call.arguments.items()
             if len(str(value)) >= MIN_VALUE and name in other.arguments and other.arguments[name] == value
         }
-        read = [set(source.texts) for source in trace.sources(call)]
-        came = set[str]().union(*(texts for texts in read if not {"user", "system"} & texts))
+        came = set[str]().union(*(source.texts for source in sources if not {"user", "system"} & {*source.texts}))
         linked |= {(other.name, "") for other in earlier if other.name in came}
         rollouts.setdefault(call.name, set()).add(call.rollout_id)
         links[call.name] = links.get(call.name, linked) & linked
@@ -299,11 +308,13 @@ def _replayed(text: str, folder: Path, every: Iterable[RecordedAction]) -> Itera
             yield act, governor.decide(act.action)
 
 
-def _holds_in_order(rule: ProposedRule, folder: Path, every: Sequence[RecordedAction]) -> bool:
-    """Returns whether a rule that remembers denies none of the needed calls."""
+def _holds_in_order(
+    rule: ProposedRule, folder: Path, every: Sequence[RecordedAction], least: Effect = Effect.ESCALATE
+) -> bool:
+    """Returns whether a rule that remembers does ``least`` or more to none of the needed calls."""
     text = yaml.safe_dump({"version": 1, "rules": [{"name": " allow", "use": "allow"}, dict(rule.rule)]})
     try:
-        return not any(decision.blocks and is_needed(act) for act, decision in _replayed(text, folder, every))
+        return not any(decision.effect >= least and is_needed(act) for act, decision in _replayed(text, folder, every))
     except PolicyError:
         return False
 
@@ -358,13 +369,17 @@ def suggest(
     offered = {name: schema for act in acts for name, schema in act.offered.items()}
     rules = [rule for tool in tools for rule in _of_tool(tool, folder, dialects, offered.get(tool.name))]
     for candidates in flow_rules(tools, acts):
-        rules += [rule for rule in candidates if _holds_in_order(rule, folder, acts)][:1]
+        tried = ((rule, least) for least in (Effect.ESCALATE, Effect.DENY) for rule in candidates)
+        if (
+            first := next((rule for rule, least in tried if _holds_in_order(rule, folder, acts, least)), None)
+        ) is not None:
+            rules.append(first)
     rules += [rule for rule in order_rules(acts) if _holds_in_order(rule, folder, acts)]
     rules += _unused(tools, acts)
     rules += _rate(acts)
     text = _written(rules, needed, len(acts), source)
     replayed = list(_replayed(text, folder, acts))
-    denied = [(act, decision) for act, decision in replayed if is_needed(act) and decision.blocks]
+    denied = [(act, decision) for act, decision in replayed if is_needed(act) and decision.effect is Effect.DENY]
     others = [(act, decision) for act, decision in replayed if not is_needed(act)]
     return Suggestion(
         text, [tool.name for tool in tools], len(needed), denied, others, sum(act is None for act in every)

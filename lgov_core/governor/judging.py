@@ -398,7 +398,7 @@ def combine(
         reason = "The policy set is in shadow mode; nothing is blocked."
         return Decision(Effect.ALLOW, shadow_of, "shadow", reason, parts=marked, shadowed=True)
     blocks = face.effect >= Effect.ESCALATE
-    blocking = [part for part in parts if part.effect >= Effect.ESCALATE and not part.shadowed] if blocks else []
+    blocking = [each for each in parts if each.effect >= Effect.ESCALATE and not each.shadowed] if blocks else []
     return Decision(
         face.effect,
         face.policy,
@@ -410,8 +410,8 @@ def combine(
         text=None if blocks or folded.text is original.text else folded.text,
         parts=tuple(parts),
         shadowed=shadowed,
-        fault=blocks and all([part.fault for part in blocking]),
-        premature=blocks and all([part.premature for part in blocking]),
+        fault=blocks and all([decision.fault for decision in blocking]),
+        premature=blocks and all([decision.premature for decision in blocking]),
     )
 
 

@@ -126,8 +126,10 @@ class KnownText:
         is_name = self.is_users and form.kind == "path" and ("/" not in form.form or " " in form.form)
         return is_name and bool(words := words_of(form.form).strip()) and f" {words} " in self.words
 
-    def keys(self) -> Iterator[Address | str]:
-        """Yields the keys of the text in an index: its words, its addresses and the values of its fields, each once."""
+    def index_keys(self) -> Iterator[Address | str]:
+        """Yields the keys of a result in an index: its words, its addresses and the values of its fields, each once."""
+        if self.is_users:
+            return
         yield from (_ANYTHING,) if self.opaque else self.vocabulary
         yield from self.addresses
         yield from (form for form in self.fields if form not in self.addresses)
@@ -175,12 +177,12 @@ class ConversationTexts:
         if mark in kept:
             return
         kept[mark] = text
-        for key in () if text.is_users else text.keys():
+        for key in text.index_keys():
             self.index.setdefault(key, []).append(text)
         while len(kept) > MAX_TEXTS or (len(kept) > 1 and sum(text.size for text in kept.values()) > MAX_KEPT):
             dropped = kept.pop(next(iter(kept)))
             self.lost = self.lost or not dropped.is_users
-            for key in () if dropped.is_users else dropped.keys():
+            for key in dropped.index_keys():
                 self.index[key].remove(dropped)
                 if not self.index[key]:
                     del self.index[key]
@@ -233,8 +235,7 @@ class Conversations:
 
     def known_to(self, action: Action) -> KnownTexts:
         """The texts that a call knows. To be called under the lock."""
-        keys = _own_keys(action)
-        keys = keys or _keys(action, keys)
+        keys = _own_keys(action) or _keys(action, ())
         own = [KnownText.of_user(text) for text in user_texts_of(action)]
         conversations = self._known(keys)
         user_texts = dict.fromkeys([*own, *(text for each in conversations for text in each.user_texts.values())])
@@ -255,8 +256,7 @@ class Conversations:
         """The last text of the user before a call, in its run where that is known; empty where nothing is known."""
         if own := user_texts_of(action):
             return own[-1]
-        keys = _own_keys(action)
-        keys = sorted(keys or _keys(action, keys), key=lambda key: key[0] != "run")
+        keys = sorted(_own_keys(action) or _keys(action, ()), key=lambda key: key[0] != "run")
         with self.lock:
             return next((each.request for each in self._known(keys) if each.request), "")
 

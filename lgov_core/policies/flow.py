@@ -45,7 +45,7 @@ from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome
 
 _OF_TOOLS: Final = ("trusted", "untrusted", "fields")
 #: What stands for the sources of a value that is in no text.
-_BY_MODEL: Final = [("model", "the model", KnownText("the model"))]
+_BY_MODEL: Final = [("model", "the model", None)]
 _NUMBER: Final = re.compile(r"[\d.,+-]+")
 
 ValueKind = Literal[AddressKind, "number", "name", "text"]
@@ -166,12 +166,12 @@ class FlowPolicy(BoundedPolicy):
     write a value that is in no text; with ``"*"`` it may not.
 
     ``allow`` and ``deny`` take labels, tools (globs), and these: ``TOOL:FIELD``, a field of a JSON result that is this
-    value and nothing more; ``fields``, any such field; ``model``, a value that is in no text; ``pointed``, the result of a
-    call with an argument that the user named, such as a file. An address from a pointed result may be used if the result
-    has no other of its kind, and an argument of a tool can get no other value from that result later. ``values`` are globs
-    for addresses that need no source. Each of the three may be a mapping from arguments (globs) to such lists, of which the
-    first that fits counts; other arguments have the default. ``discloses`` is the highest confidentiality of results that
-    arguments may quote: a number, a code, or four words in a row, unless the user wrote them.
+    value and nothing more; ``fields``, any such field; ``model`` (not in ``allow``), one of no text; ``pointed``, the
+    result of a call with an argument that the user named, such as a file. An address from a pointed result may be used if
+    the result has no other of its kind, and an argument of a tool can get no other value from that result later. ``values``
+    are globs for addresses that need no source. Each of the three may be a mapping from arguments (globs) to such lists, of
+    which the first that fits counts; other arguments have the default. ``discloses`` is the highest confidentiality of
+    results that arguments may quote: a number, a code, or four words in a row, unless the user wrote them.
 
     With ``otherwise: approve`` a person is asked instead (see `ApprovalPolicy`, which has ``wait_s`` and ``store``): an
     approval is for this call with these values, once, and names where they come from. A call with a value of which no
@@ -208,9 +208,8 @@ class FlowPolicy(BoundedPolicy):
         self.name, self.tools = options.name, dict(options.tools or {})
         self.arguments, self.kinds = _listed(options.argument), frozenset[str](options.kinds)
         self._options, self._terms = options, BoundedDict[str, _Terms](_MAX_TERMS)
-        self._only_terms: _Terms | None = None
         by_argument = [each for each in (options.allow, options.deny, options.values) if isinstance(each, Mapping)]
-        self._only_terms = None if by_argument else self._terms_of("")
+        self._only_terms: _Terms | None = None if by_argument else self._terms_of("")
         named = {*self.arguments, *(argument for option in by_argument for argument in option)}
         self._named = tuple(named - {"*"})
         self.limit = _LEVELS.index(options.discloses)
@@ -323,10 +322,9 @@ class FlowPolicy(BoundedPolicy):
         return not (text.opaque or text.tainted) and all(label.returns == "trusted" for label in self._labels(text))
 
     def _labels(self, text: KnownText) -> list[Returns]:
-        by_name = self.tools.get(text.origin)
-        globs = () if by_name is not None else self.tools.items()
-        labels = [label for glob, label in globs if matches_any(text.origin, (glob,))]
-        return [by_name] if by_name is not None else labels or [_UNKNOWN]
+        if text.origin in self.tools:
+            return [self.tools[text.origin]]
+        return [label for glob, label in self.tools.items() if matches_any(text.origin, (glob,))] or [_UNKNOWN]
 
     def _terms_of(self, argument: str) -> _Terms:
         """The terms of an argument."""
@@ -362,15 +360,11 @@ class FlowPolicy(BoundedPolicy):
         refused: list[tuple[UsedValue, list[str]]] = []
         may_ask = True
         for value in values:
-            terms, sources = (
-                self._only_terms or self._terms_of(value.argument),
-                self._sources(value, texts) or _BY_MODEL,
-            )
+            terms = self._only_terms or self._terms_of(value.argument)
+            sources: Sequence[tuple[str, str, KnownText | None]] = self._sources(value, texts) or _BY_MODEL
             names = dict.fromkeys([origin for _, origin, _ in sources])
             came[value.argument] = {**came[value.argument], **names} if value.argument in came else names
-            allowed = [(label, text) for label, origin, text in sources if terms.allow.name(label, origin)]
-            if sources is _BY_MODEL and texts.lost:  # it may have been in a forgotten text
-                allowed = []
+            allowed = [(label, text) for label, origin, text in sources if text and terms.allow.name(label, origin)]
             if any([label != "pointed" for label, _ in allowed]) or terms.trust(value):
                 continue
             if allowed:

@@ -126,7 +126,9 @@ def test_addresses_must_be_said_by_the_user_or_be_known() -> None:
     record = ActRecord()
     record.say("a", "Write to ada@lovelace.org")
     record.act("send", {"to": "ada@lovelace.org"}, rollout_id="a")
-    record.act("invite", {"who": "desk@example.com"}, rollout_id="a")
+    record.say("b", "Invite the desk")
+    for rollout in ("a", "b"):
+        record.act("invite", {"who": "desk@example.com"}, rollout_id=rollout)
     found = suggested(record)
     assert not blocks(found, "send", {"to": "bob@example.net"}, said="Tell bob@example.net")
     assert blocks(found, "send", {"to": "bob@example.net"}, said="Tell Bob")
@@ -166,9 +168,8 @@ def test_no_person_is_named_but_what_several_rollouts_have_out_of_no_text() -> N
     record.act("send", {"to": "ada@lovelace.org"}, rollout_id="a")
     record.act("log", {"by": "bob@example.net"}, rollout_id="a", times=10)
     found = suggested(record)
-    addresses, always = options(found, "flow")[0], ["user", "system", "trusted"]
-    assert addresses["values"] == {"to": ["desk@example.com"]}, "a constant"
-    assert addresses["allow"] == {"to": [*always, "model"], "by": [*always, "model"]}
+    addresses = options(found, "flow")[0]
+    assert (addresses["values"], "allow" in addresses) == ({"to": ["desk@example.com"]}, False), "a constant"
     assert "ada" not in found.text
     assert "bob" not in found.text
     assert found.denied == []
@@ -208,8 +209,7 @@ def test_what_was_seen_of_an_argument_counts_for_other_tools_and_what_names_a_re
     record.act("invite", {"email": "desk@example.com"}, rollout_id="a")
     addresses, names = options(suggested(record), "flow")
     always = ["user", "system", "trusted"]
-    asks = {"kinds": list(KINDS), **ASKS}
-    assert addresses == {**asks, "allow": {"email": [*always, "model"]}}, "a field that was never used"
+    assert addresses == {"kinds": list(KINDS), **ASKS}, "a field that was never used, and a person"
     assert names["allow"] == {
         "file_id": [*always, "*:id"], "query": [*always, "list:*"], "email": [*always, "*:email"],
     }  # fmt: skip

@@ -292,17 +292,6 @@ def test_wrong_options_are_errors(options: dict[str, Any]) -> None:
         FlowPolicy(**options)
 
 
-def test_an_address_that_no_text_has_may_be_allowed_and_one_of_a_text_or_a_forgotten_one_is_none() -> None:
-    rollout = Rollout(FlowPolicy(allow=["user", "model"]))
-    assert rollout.may(recipient="desk@example.com")
-    rollout.reads("Write to desk@example.com")
-    assert not rollout.may(recipient="desk@example.com")
-    assert rollout.may(recipient="other@example.com")
-    for number in range(600):
-        rollout.reads(f"page {number}")
-    assert not rollout.may(recipient="other@example.com"), "it may have been in a text that is forgotten"
-
-
 # ---------------------------------------------------------------------- for all rules and texts
 
 VALUES = st.sampled_from(
