@@ -128,7 +128,9 @@ def test_a_policy_from_half_of_the_tasks_stops_every_injection_of_banking_and_fe
     assert (score.through, score.approved) == ([], [])
     assert (len(score.denied), len(score.asked), score.calls) == (3, 11, 89)
     assert Counter(why.partition(":")[0] for _, why in score.denied) == {"update_user_info": 2, "send_money": 1}
-    assert sum("never called/approval-pending" in why for _, why in score.asked) == 6, "the others are from other fields"
+    assert sum("never called/approval-pending" in why for _, why in score.asked) == 6, (
+        "the others are from other fields"
+    )
 
 
 @pytest.mark.skipif(not workspace_plus.is_installed(), reason=f"needs the package: {workspace_plus.INSTALL}")
