@@ -170,6 +170,8 @@ class RunWatch:
         before |= {path: _look(path, text=False) for path in keys}
         self._at_start = RunNote(datetime.now(UTC).isoformat(" ", "seconds"), before, below)
         self._held, self._notes = ExitStack(), list[Path]()
+        usual = notes_of(DEFAULT_AUDIT).parent
+        self._made = None if usual.exists() else usual
         for folder in dict.fromkeys((notes_of(audit), notes_of(DEFAULT_AUDIT))):
             note = folder / f"{run_id}.json"
             try:
@@ -206,6 +208,8 @@ class RunWatch:
             note.with_suffix(".lock").unlink(missing_ok=True)
             with suppress(OSError):  # there are notes
                 note.parent.rmdir()
+                if self._made is not None:
+                    self._made.rmdir()
         return changes
 
 

@@ -207,10 +207,12 @@ class OpenSource:
             if self._store is None:
                 if self._refused is not None and time.monotonic() - self._refused[0] < _BUSY_S:
                     raise self._refused[1]
+                began = time.monotonic()
                 try:
                     self._store, self._identity = open_store(address, make=False, busy_timeout_s=_BUSY_S), identity
                 except StoreError as error:
-                    self._refused = (time.monotonic(), error)
+                    if (ended := time.monotonic()) - began >= _BUSY_S:
+                        self._refused = (ended, error)
                     raise
             return self._store
 

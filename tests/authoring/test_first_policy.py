@@ -304,6 +304,6 @@ def test_an_approval_is_not_waited_for_where_no_person_can_be_asked(monkeypatch:
     assert "no person can be asked here" in decision.reason
     waited: list[float] = []
     told = ApprovalPolicy(wait_s=60, unattended="deny", command=["true"], name="ask")
-    monkeypatch.setattr(told.requests, "ask", lambda *args, waits_s, **kwargs: waited.append(waits_s))
+    monkeypatch.setattr(told.requests, "ask", lambda asking: waited.append(asking.waits_s))
     told.judge(action)
     assert waited[0] > 50

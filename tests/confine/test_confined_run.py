@@ -128,9 +128,9 @@ def test_best_effort_says_what_is_missing_and_records_it(workspace: Workspace) -
     assert (ran.status, ran.output) == (0, "ran\n"), ran.errors
     assert list(ran.box["missing"]) == ["limits"]
     assert "best effort, without limits" in ran.errors
-    entries = AuditLog(workspace.folder / ".lgov" / "audit.db").entries()
-    assert list(entries[0].body["missing"]) == ["limits"]
-    assert str(entries[0].reason).startswith("confined at best effort, without limits")
+    _, box, *_ = AuditLog(workspace.folder / ".lgov" / "audit.db").entries()
+    assert list(box.body["missing"]) == ["limits"]
+    assert str(box.reason).startswith("confined at best effort, without limits")
 
 
 def test_the_status_and_the_end_by_a_limit_are_the_programs(workspace: Workspace) -> None:

@@ -22,6 +22,7 @@ OPEN_WITHOUT_NAMESPACES = {
     *BY_DESIGN,
     "a child reads .env in the workspace",  # hide, and read inside of write, need a root of the box's own
     "makes the hidden file readable",
+    "removes the record's folder",  # in which a run with a record elsewhere has a note only
     "changes the policy file",
     "replaces the policy file",
     "writes a git hook",

@@ -215,7 +215,7 @@ def test_the_doctor_examines_all_of_it_and_finds_no_cheating(demo: tuple[Path, d
     run = demo[0] / "seed0-governed"
     report = json.loads(lgov("doctor", str(run), "--json").stdout)
     assert report["not_examined"] == {}
-    assert len(report["checked"]) == 29
+    assert len(report["checked"]) == 31
     found = {one["name"] for one in report["findings"]}
     assert not found & {"violations-rising", "tool-rewards-farmed", "advantages-from-air-alone"}
 

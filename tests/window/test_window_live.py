@@ -139,6 +139,7 @@ def test_a_locked_store_is_unavailable_for_as_long(
     assert browser.error("rollouts", 503) == "store"
     connection.execute("ROLLBACK")
     connection.close()
+    time.sleep(0.5)  # for so long the others were told the same, without waiting
     assert len(browser.get("rollouts")["items"]) == 7
 
 

@@ -84,7 +84,7 @@ def compare(place: str, answers: dict[str, Any]) -> None:
 
 
 def _before_times(answer: Any) -> Any:
-    """The answer without the times of tool calls, the sources of arguments and conversations, which were not in it then."""
+    """The answer without what was not in it then: times of tool calls, sources, conversations, what a decision is about."""
     if isinstance(answer, list):
         return [_before_times(item) for item in answer]
     if not isinstance(answer, dict):
@@ -95,7 +95,7 @@ def _before_times(answer: Any) -> Any:
         for name, item in answer.items()
         if not (is_tool and name in ("started_at", "ended_at"))
         and not (name == "sources" and item == {})
-        and name not in ("conversation", "conversations")
+        and name not in ("conversation", "conversations", "about")
     }
 
 
