@@ -30,12 +30,13 @@ from lgov_core.errors import AuditError, LgovError, PolicyError
 from lgov_core.governor import ObservedDecision
 from lgov_core.policies.approvals.policy import ApprovalPolicy
 from lgov_core.policies.approvals.requests import ApprovalRequest, ApprovalRequests, Asking
+from lgov_core.policies.flow import FlowPolicy
 from lgov_core.policies.loader import load_policy_file
 from lgov_core.policies.policy_set import PolicySet
 from lgov_core.policies.registry import available_policies
 from lgov_core.trace.semconv import SERVER_ADDRESS, SERVER_PORT
 from lgov_core.trace.sink import decision_span
-from lgov_core.types import Span
+from lgov_core.types import Policy, PolicyFactory, Span
 
 #: Of a message, in bytes. An entry's texts are cut to 64 KiB each before.
 MAX_MESSAGE: Final = 4 << 20
@@ -303,12 +304,16 @@ def open_in_box(address: str, policy: Path, redact: tuple[str, ...]) -> tuple[Po
     """The policies of a file and the record, with the broker at ``address`` behind both. Raises `PolicyFileError`."""
     broker = Broker(address)
 
-    @functools.wraps(ApprovalPolicy)  # its options
-    def approval(*tools: Any, store: str = "", **options: Any) -> ApprovalPolicy:
-        own = {
-            name: value for name, value in options.items() if name not in ("command", "webhook")
-        }  # the broker notifies
-        return ApprovalPolicy(*tools, store=BrokeredRequests(broker, store), **own)
+    def asking(kind: PolicyFactory) -> PolicyFactory:
+        @functools.wraps(kind)  # its options
+        def make(*arguments: Any, store: str = "", **options: Any) -> Policy:
+            own = {
+                name: value for name, value in options.items() if name not in ("command", "webhook")
+            }  # the broker notifies
+            return kind(*arguments, store=BrokeredRequests(broker, store), **own)
 
-    policies = load_policy_file(policy, registry={**available_policies(), "approval": approval})
+        return make
+
+    asked_outside = {"approval": asking(ApprovalPolicy), "flow": asking(FlowPolicy)}
+    policies = load_policy_file(policy, registry={**available_policies(), **asked_outside})
     return policies, BrokeredLog(broker, redact=redact or None)

@@ -153,11 +153,20 @@ class ConfinedPolicy:
         """
         stores: dict[str, list[Mapping[str, Any]]] = {}
         for rule in self.rules or ():
-            if isinstance(rule, dict) and rule.get("use") == "approval":
-                options = rule.get("with") or {}
-                store = str(self.source.folder / (options.get("store") or DEFAULT_APPROVALS))
-                stores.setdefault(store, []).append({"name": rule.get("name", "approval"), **options})
+            if isinstance(rule, dict) and (options := asking_options(rule)) is not None:
+                store = str(self.source.folder / options["store"])
+                stores.setdefault(store, []).append({"name": rule.get("name", rule["use"]), **options})
         return stores
+
+
+def asking_options(rule: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The options of a rule in a policy file that asks people, with the ``store`` of the requests; None for another rule."""
+    options = rule.get("with")
+    options = options if isinstance(options, dict) else {}
+    if rule.get("use") != "approval" and options.get("otherwise") != "approve":
+        return None
+    store = options.get("store")
+    return {**options, "store": store if isinstance(store, str) else DEFAULT_APPROVALS}
 
 
 def read_confinement(path: str | PathLike[str]) -> ConfinedPolicy:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
 import msgspec
@@ -14,8 +16,8 @@ from msgspec import Meta
 from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import PolicyError
 from lgov_core.governor.patterns import matches_any, surely_matches
-from lgov_core.policies.approvals.policy import ApprovalPolicy
-from lgov_core.policies.approvals.requests import Inquiry
+from lgov_core.policies.approvals.policy import ApprovalOptions, ApprovalPolicy
+from lgov_core.policies.approvals.requests import ApprovalRequests, Inquiry
 from lgov_core.policies.base import BoundedPolicy, Unclear
 from lgov_core.policies.content.text_views import INVISIBLE
 from lgov_core.policies.conversation import (
@@ -85,8 +87,9 @@ class ValueSource(NamedTuple):
 class FlowOptions(PolicyOptions, frozen=True, kw_only=True):
     """The options of a `FlowPolicy`."""
 
-    kept = ("store",)
-    paths = ("store",)
+    paths = kept = ("store",)
+    defaults_in_files = ApprovalOptions.defaults_in_files
+    in_python = MappingProxyType({"store": (ApprovalRequests, os.PathLike)})
 
     argument: Names = "*"
     kinds: Sequence[ValueKind] = (*KINDS, "number", "name")
@@ -98,7 +101,7 @@ class FlowOptions(PolicyOptions, frozen=True, kw_only=True):
     otherwise: Literal["deny", "approve"] = "deny"
     asks: Annotated[Names, Meta(description="as allow")] = "*"
     wait_s: Annotated[float, Meta(ge=0, le=1e15, description="a number, 0 or more")] = 0.0
-    store: Text | None = None
+    store: ApprovalRequests | str | os.PathLike[str] | None = None
     conversations: Count = 1_000
     name: Text = "flow"
 

@@ -19,10 +19,10 @@ from lgov_core._util.json_text import canonical_json
 from lgov_core._util.schema import Mistake, checked, read_yaml
 from lgov_core.audit import AuditEntry, AuditLog
 from lgov_core.errors import PolicyError, StoreError
-from lgov_core.places import DEFAULT_APPROVALS
 from lgov_core.policies import ApprovalRequest, ApprovalRequests
 from lgov_core.policies.approvals.requests import NotAllowedToAnswer
 from lgov_core.policies.budgets.ledger import ModelPrice, Price, price_of
+from lgov_core.policies.confinement import asking_options
 from lgov_core.policies.loader import read_policy_file
 from lgov_core.store import RolloutQueue, open_store
 from lgov_core.store.pages import ListedDecision, StorePages
@@ -282,34 +282,31 @@ def _request_item(file: Path, request: ApprovalRequest) -> dict[str, Any]:
 
 
 def approval_files(policy: Path) -> list[Path]:
-    """The files of approval requests of a policy file: the ``store`` of each ``use: approval``. Raises `PolicyFileError`."""
-    files: list[Path] = []
-    for options in _options_of(policy, "approval"):
-        store = options.get("store")
-        files.append(policy.parent / Path(store if isinstance(store, str) else DEFAULT_APPROVALS).expanduser())
-    return list(dict.fromkeys(files))
+    """The files of approval requests of a policy file, one for each ``store`` of its rules. Raises `PolicyFileError`."""
+    asking = (options for rule in _rules_of(policy) if (options := asking_options(rule)) is not None)
+    return list(dict.fromkeys(policy.parent / Path(options["store"]).expanduser() for options in asking))
 
 
 def model_prices(policy: Path) -> Iterator[tuple[str, Price]]:
     """The prices of models (``prices`` of ``use: cost``) in a policy file, by name or glob. Raises `PolicyFileError`."""
-    for options in _options_of(policy, "cost"):
-        prices = options.get("prices")
+    for rule in _rules_of(policy):
+        options = rule.get("with")
+        prices = options.get("prices") if rule["use"] == "cost" and isinstance(options, dict) else None
         for glob, written in prices.items() if isinstance(prices, dict) else ():
             with suppress(Mistake):
                 yield str(glob), price_of(checked(written, cast(Any, ModelPrice)))
 
 
-def _options_of(policy: Path, use: str) -> Iterator[Mapping[str, Any]]:
-    """The options of each rule of a policy file that uses this policy."""
+def _rules_of(policy: Path) -> Iterator[dict[Any, Any]]:
+    """Each rule of a policy file, as it is written."""
     document, _ = read_yaml(read_policy_file(policy).decode("utf-8", "replace"), str(policy))
     unread: list[Any] = [document]
     while unread:
         value = unread.pop()
         if isinstance(value, dict):
             rule: dict[Any, Any] = value
-            if rule.get("use") == use:
-                options = rule.get("with")
-                yield options if isinstance(options, dict) else {}
+            if "use" in rule:
+                yield rule
             unread += rule.values()
         elif isinstance(value, list):
             unread += value

@@ -162,6 +162,11 @@ version: 1
 rules: [{{use: approval, with: {{tools: [touch], store: {store}}}}}, {{use: allow}}]
 confine: {{preset: workspace}}
 """
+ASKING_FLOW = """
+version: 1
+rules: [{{use: flow, tools: [touch], with: {{otherwise: approve, store: {store}}}}}, {{use: allow}}]
+confine: {{preset: workspace}}
+"""
 CALL = """
 from langchain_core.tools import tool
 
@@ -171,12 +176,13 @@ def touch(name: str) -> str:
     open(name, "w")
     return "made"
 
-print(touch.invoke({"name": "first"}))
+print(touch.invoke({"name": "ada@example.org"}))  # which no user wrote
 """
 
 
-def test_approvals_are_answered_outside_only(workspace: Workspace) -> None:
-    (workspace.folder / "policy.yaml").write_text(APPROVAL.format(store=".lgov/approvals.db"))
+@pytest.mark.parametrize("policy", [APPROVAL, ASKING_FLOW], ids=["approval", "flow"])
+def test_approvals_are_answered_outside_only(workspace: Workspace, policy: str) -> None:
+    (workspace.folder / "policy.yaml").write_text(policy.format(store=".lgov/approvals.db"))
     assert "has to approve" in workspace.run(CALL, "--rollout-id", "r-1").output
     requests = ApprovalRequests(workspace.folder / ".lgov" / "approvals.db")
     (request,) = requests.pending()
@@ -205,9 +211,10 @@ def test_an_approval_holds_no_longer_and_is_given_by_nobody_else_than_the_policy
     assert (request.inquiry.approvers, request.inquiry.by) == (1, ())
 
 
+@pytest.mark.parametrize("policy", [APPROVAL, ASKING_FLOW], ids=["approval", "flow"])
 @pytest.mark.parametrize("store", ["approvals.db", "../approvals.db"])
-def test_an_approvals_file_that_the_box_shows_is_refused(store: str, workspace: Workspace) -> None:
-    (workspace.folder / "policy.yaml").write_text(APPROVAL.format(store=store))
+def test_an_approvals_file_that_the_box_shows_is_refused(store: str, policy: str, workspace: Workspace) -> None:
+    (workspace.folder / "policy.yaml").write_text(policy.format(store=store))
     ran = workspace.run("print('ran')")
     assert (ran.status == 78) == (store == "approvals.db"), ran.errors
 
