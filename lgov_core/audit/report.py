@@ -375,7 +375,7 @@ def _selected(path: Path, selection: EntrySelection, after: int, is_one_of_sever
 
 
 def _proof(name: str, proof: VerifyReport) -> dict[str, Any]:
-    names = ("record", "ok", "problem", "entries", "erased", "signed", "unsigned", "sha256")
+    names = ("record", "ok", "problem", "entries", "erased", "signed", "unsigned", "before_key", "sha256")
     return {"file": name, **{field: getattr(proof, field) for field in names}}
 
 

@@ -94,7 +94,8 @@ class VerifyReport:
     ``problem`` says what is wrong. ``writers`` is the number of chains, ``erased`` how many entries lost their texts.
 
     ``heads`` counts the signed heads, ``signed`` the entries that they cover and ``unsigned`` those behind the last one:
-    whoever can write the file can write these anew. ``key`` is the public key (hex) of the heads; ``key_trusted`` says
+    whoever can write the file can write these anew. ``before_key`` counts those there before the first head: that they are
+    unchanged since is signed, and not who wrote them. ``key`` is the public key (hex) of the heads; ``key_trusted`` says
     that it was compared with one that was given, without which anybody's key will do. ``anchored`` counts the heads that
     were found at the second place, where ``ok`` means that the record still holds every head that is there: nothing was
     cut off before the last of them. ``others`` counts the other records that have heads there. ``usage`` says that
@@ -113,6 +114,7 @@ class VerifyReport:
     heads: int = 0
     signed: int = 0
     unsigned: int = 0
+    before_key: int = 0
     key: str | None = None
     key_trusted: bool = False
     anchored: int | None = None
@@ -449,6 +451,8 @@ class _Check:
             ):
                 raise _Broken(f"head {number} covers nothing")
             self.sealed_after = last if begins_seals else self.sealed_after
+            if begins_seals and number == 1:
+                self.found = replace(self.found, before_key=last)
             if self.kept.get(number, (body, signature.hex())) != (body, signature.hex()):
                 raise _Broken(f"head {number} is not the one that was kept outside of the record")
             self.lines.append(json.dumps({"number": number, "body": body, "signature": signature.hex()}))
@@ -476,6 +480,9 @@ class _Check:
             self.found = replace(self.found, anchored=len(self.kept), others=len(self.anchor.heads) - bool(self.kept))
         if self.trusted is not None and not self.found.heads:
             raise _Broken("nothing in it is signed with the key that was given", 1 if self.found.entries else None)
+        if self.require_signed and self.found.before_key:
+            before = _counted(self.found.before_key, "entry is", "entries are")
+            raise _Broken(f"{before} from before there was a key: anybody may have written them", 1)
         if self.require_signed and (self.found.unsigned or not self.found.heads):
             raise _Broken(
                 f"{self.found.unsigned} entries are not covered by a signed head",
@@ -761,6 +768,11 @@ def in_words(report: VerifyReport) -> str:
     else:
         signed, heads = _counted(report.signed, "entry", "entries"), _counted(report.heads, "head", "heads")
         lines.append(f"signed: {signed} by {heads}, {report.unsigned} after the last head")
+        if report.before_key:
+            before = _counted(report.before_key, "entry", "entries")
+            lines.append(
+                f"of them {before} from before there was a key: unchanged since, but anybody may have written them"
+            )
         if not report.key_trusted:
             hint = "give --key (for a report: the setting audit_key)"
             lines.append(f"the key {report.key} was not compared with one that you trust: {hint}")

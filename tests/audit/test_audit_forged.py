@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from lgov_core.audit import AuditLog, SigningKey, make_key, verify
+from lgov_core.audit.verify import in_words
 from lgov_core.errors import AuditError
 from lgov_core.governor import Governor
 from tests.audit.audit_proof_parts import ALLOW, DENY, Signed, action, make_signed
@@ -311,6 +312,18 @@ def test_checkpoints_of_sqlite_replace_nothing(tmp_path: Path, key: SigningKey) 
     assert (report.ok, report.entries) == (True, 40)
 
 
+def test_a_key_that_came_later_does_not_say_who_wrote_what_was_there(tmp_path: Path, key: SigningKey) -> None:
+    path = tmp_path / "audit.db"
+    for signer in (None, key):
+        with AuditLog(path, signer=signer) as log:
+            log.commit(action(1), ALLOW)
+    report = verify(path, key=key.public)
+    assert (report.ok, report.signed, report.before_key) == (True, 2, 1)
+    assert "1 entry from before there was a key" in in_words(report)
+    strict = verify(path, key=key.public, require_signed=True)
+    assert (strict.ok, strict.first_bad) == (False, 1)
+
+
 def test_a_writer_without_the_records_key_writes_nothing_and_may_read(tmp_path: Path, key: SigningKey) -> None:
     path = tmp_path / "audit.db"
     with AuditLog(path, signer=key) as log:
@@ -329,6 +342,6 @@ def test_a_record_that_was_begun_before_entries_were_sealed_goes_on_sealed(tmp_p
         log.commit(action(1), ALLOW)
     with AuditLog(path, signer=key) as log:
         log.commit(action(2), ALLOW)
-    assert verify(path, key=key.public, require_signed=True).ok
+    assert verify(path, key=key.public).ok
     edited(path, append_of_a_writer_of_its_own)
     assert verify(path, key=key.public).first_bad == 3

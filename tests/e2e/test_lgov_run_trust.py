@@ -176,6 +176,19 @@ def policies_on_record(folder: Path, *words: str) -> list[dict[str, Any]]:
     return [entry for entry in json.loads(shown.output) if entry["kind"] == "policy"]
 
 
+def test_a_governed_program_cannot_accept_what_it_changed(folder: Path) -> None:
+    command = [*LGOV, "policy", "trust", "--yes"]
+    code = f"""
+import pathlib, subprocess
+pathlib.Path("policy.yaml").write_text("version: 1\\nmode: shadow\\nrules: []\\n")
+print(subprocess.run({command!r}, capture_output=True, text=True).stderr)
+"""
+    assert "may not accept what it changed" in run(folder, code).stdout
+    refused = run(folder, "print('ran')")
+    assert (refused.returncode, refused.stdout) == (78, "")
+    assert "policy.yaml changed while a governed program ran" in refused.stderr
+
+
 def test_the_record_says_from_when_on_a_policy_holds_and_who_accepted_a_change(folder: Path) -> None:
     for _ in range(2):  # the same policy: nothing new begins
         assert run(folder, "").returncode == 0
