@@ -380,7 +380,7 @@ def _ways(
         yield "box", {}, "code runs under lgov run --confine only; open: what it does in the box. Elsewhere: use: allow"
     elif meaning == "final":
         note = "a person approves each call (lgov approvals); where no person can be asked it is denied, and says how to ask"
-        yield "approval", {"store": "approvals.db", "wait_s": 300, "unattended": "deny"}, note
+        yield "approval", {"wait_s": 300, "unattended": "deny"}, note
 
 
 def words_of_name(name: str) -> list[str]:

@@ -136,8 +136,6 @@ _REFERENCES: Final = 3
 #: Rollouts from which an order is taken for more than a coincidence.
 _ROLLOUTS: Final = 10
 _ALWAYS: Final = ("user", "system", "trusted")
-#: Where a person is asked about what the record does not have.
-_STORE: Final = "approvals.db"
 _NAMES: Final = ("number", "name")
 
 
@@ -233,7 +231,7 @@ def _flow_rule(
     pointed: bool = True,
 ) -> ProposedRule:
     """A rule for the values of some ``kinds``, with where those of each argument came from; ``fields`` are names of any."""
-    options: dict[str, Any] = {"otherwise": "approve", "asks": ["fields", "model"], "store": _STORE}
+    options: dict[str, Any] = {"otherwise": "approve", "asks": ["fields", "model"]}
     for argument, seen in arguments.items():
         key, entries = glob.escape(argument), set[str]()
         entries |= set(seen.address_fields if kinds is KINDS else seen.fields)
@@ -425,7 +423,7 @@ def _unused(tools: Sequence[ToolActs], acts: Sequence[RecordedAction]) -> list[P
     unused = {name for act in acts for name in act.offered} - {tool.name for tool in tools}
     if not unused:
         return []
-    options = {"store": _STORE, "wait_s": 300, "unattended": "deny"}
+    options = {"wait_s": 300, "unattended": "deny"}
     rule = {"name": "never called", "tools": sorted(map(glob.escape, unused)), "use": "approval", "with": options}
     return [ProposedRule(rule, ["offered to the model and never called here: a person approves each call"])]
 

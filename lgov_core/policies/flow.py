@@ -203,9 +203,8 @@ class FlowPolicy(BoundedPolicy):
         self._set_up(options)
         if not self.arguments:
             raise PolicyError(f"{self.name}: argument is empty", hint='write the name of an argument, or "*"')
-        asks = options.otherwise == "approve"
-        if asks != bool(options.store) or (options.wait_s and not asks):
-            raise PolicyError(f"{self.name}: who is asked?", hint="otherwise: approve and a store go together")
+        if options.wait_s and options.otherwise != "approve":
+            raise PolicyError(f"{self.name}: wait_s is for a person's answer", hint="write otherwise: approve")
 
     def _set_up(self, options: FlowOptions) -> None:
         self.name, self.tools = options.name, dict(options.tools or {})

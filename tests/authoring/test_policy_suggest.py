@@ -137,7 +137,7 @@ def test_addresses_must_be_said_by_the_user_or_be_known() -> None:
 
 
 #: What becomes of a call with a value from where the record has none.
-ASKS = {"otherwise": "approve", "asks": ["fields", "model"], "store": "approvals.db"}
+ASKS = {"otherwise": "approve", "asks": ["fields", "model"]}
 
 
 def test_a_person_is_asked_about_a_field_that_the_record_took_nothing_from_and_not_about_a_strangers_text() -> None:

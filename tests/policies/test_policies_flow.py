@@ -284,7 +284,6 @@ def test_it_is_a_rule_of_a_policy_file() -> None:
         {"discloses": "all"},
         {"allow": {"to": 1}},
         {"wait_s": 5},
-        {"otherwise": "approve"},
     ],
 )
 def test_wrong_options_are_errors(options: dict[str, Any]) -> None:
