@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import venv
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -15,8 +16,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PEERS = ROOT / ".peers"
-#: What lgov itself needs for judging, in an environment that has nothing of lgov installed.
-_NEEDED = ("pyyaml", "pluggy", "fastjsonschema", "sqlglot", "click", "rich", "regex")
+_PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+#: What lgov itself needs for judging, in an environment that has nothing of lgov installed, and what its servers need.
+_NEEDED = tuple(_PROJECT["dependencies"])
+SERVERS = tuple(_PROJECT["optional-dependencies"]["gateway"])
 
 
 class PeerUnavailable(Exception):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.autogen.autogen_parts import WAYS
-from tests.peers import PeerUnavailable, peer_python, run_there
+from tests.peers import SERVERS, PeerUnavailable, peer_python, run_there
 from tests.slow import slow
 
 pytestmark = slow  # installs packages into an environment of its own
@@ -17,10 +17,7 @@ NEEDED = (
     "autogen-ext[openai,mcp]==0.7.5",
     "mcp==1.30.0",
     "packaging",
-    "starlette",
-    "uvicorn",
-    "httptools",
-    "prometheus-client",
+    *SERVERS,
 )
 
 

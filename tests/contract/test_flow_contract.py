@@ -32,10 +32,13 @@ from lgov_core.trace.sink import StoreSink
 from lgov_core.wire.exchange import ToolCall
 from lgov_openai_agents import LgovRunner
 from tests.autogen.autogen_parts import Way
+from tests.autogen.test_autogen_mcp import NEEDED as AUTOGEN_WITH_MCP
 from tests.cells import Seen, asks, says
 from tests.contract import agents_sdk_driver, autogen_driver, langchain_driver, openai_driver
 from tests.contract.adapter_driver import Driver, Program
 from tests.openai_agents.cells_agents import MODELS
+from tests.peers import SERVERS, PeerUnavailable, peer_python, run_there
+from tests.slow import slow
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -47,6 +50,11 @@ FLOW: dict[str, Any] = {
         {"use": "tool", "with": {"allow": ["look", "erase_file"]}},
         {"name": "labels", "tools": ["erase_file"], "use": "flow", "with": {"allow": ["user", "look:next"]}},
     ],
+}
+#: The MCP clients of these frameworks need mcp 1, which cannot be installed beside lgov's.
+WITH_MCP = {
+    "langchain": ("langchain-mcp-adapters==0.3.2", "mcp==1.30.0", "langchain==1.4.7", "langchain-openai==1.7.3", *SERVERS),
+    "autogen": AUTOGEN_WITH_MCP,
 }
 TURNS = [
     asks(("c1", "look", {"path": "data/a.txt"})),
@@ -307,6 +315,25 @@ async def test_the_result_of_an_mcp_server_is_a_strangers(way: str, tmp_path: Pa
             await runner.run(agent, "Tidy up.", run_config=RunConfig(tracing_disabled=True))
     governor.close()
     assert denials(seen) == {"c2": "flow-unsaid"}
+    (denied,) = [event.decision for event in seen.decisions() if event.decision.blocks]
+    assert "comes from read_file" in denied.reason
+
+
+@slow  # installs packages into an environment of its own
+@pytest.mark.parametrize("way", ["explicit", "instrumented"])
+@pytest.mark.parametrize("framework", ["langchain", "autogen"])
+def test_over_the_mcp_client_of_a_framework_it_is_a_strangers_too(framework: str, way: str, tmp_path: Path) -> None:
+    policy = {**FLOW, "rules": [{"use": "allow"}, FLOW["rules"][1]]}
+    try:
+        python = peer_python(*WITH_MCP[framework])
+    except PeerUnavailable as error:
+        pytest.skip(str(error))
+    arguments = ("tests.contract.flow_over_mcp", framework, way, str(tmp_path), json.dumps(policy))
+    done = run_there(python, "-m", *arguments)
+    assert done.returncode == 0, done.stderr[-4000:]
+    denied, left = json.loads(done.stdout.splitlines()[-1])
+    assert (list(denied), left) == (["c2"], ["page.txt", "strange.txt"])
+    assert "comes from read_file" in denied["c2"]
 
 
 async def test_at_the_endpoint_the_results_in_a_request_are_labelled() -> None:
