@@ -1,4 +1,4 @@
-"""A value out of an MCP server's text, as a program: LangChain's and AutoGen's MCP clients need the first generation of the mcp package.
+"""A value out of the text of an MCP server, as a program: the MCP clients of LangChain and AutoGen need mcp 1.
 
 ``python -m tests.contract.flow_over_mcp FRAMEWORK WAY FOLDER POLICY`` prints the calls that were denied with the reasons,
 and what is left in the folder, as JSON.

@@ -53,7 +53,13 @@ FLOW: dict[str, Any] = {
 }
 #: The MCP clients of these frameworks need mcp 1, which cannot be installed beside lgov's.
 WITH_MCP = {
-    "langchain": ("langchain-mcp-adapters==0.3.2", "mcp==1.30.0", "langchain==1.4.7", "langchain-openai==1.7.3", *SERVERS),
+    "langchain": (
+        "langchain-mcp-adapters==0.3.2",
+        "mcp==1.30.0",
+        "langchain==1.4.7",
+        "langchain-openai==1.7.3",
+        *SERVERS,
+    ),
     "autogen": AUTOGEN_WITH_MCP,
 }
 TURNS = [
