@@ -8,11 +8,12 @@ import os
 import sqlite3
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from lgov_core._util.files import os_user
 from lgov_core._util.sqlite_file import BESIDE, describe, is_database, keep_quiet_across_fork
@@ -20,13 +21,29 @@ from lgov_core.audit.entry import canonical
 from lgov_core.audit.reading import AUDIT_RECORD, AuditEntry, EntrySelection, entry_of, open_record
 from lgov_core.audit.record_file import RecordWriter
 from lgov_core.audit.redaction import Redaction, redaction
-from lgov_core.audit.signing import ForeignEntry, Heads, Seals, Signer, default_signer, heads_path
+from lgov_core.audit.signing import (
+    ForeignEntry,
+    Heads,
+    KeptHead,
+    KeptHeads,
+    LostEntries,
+    Seals,
+    Signer,
+    default_signer,
+    heads_path,
+)
 from lgov_core.errors import AuditError, AuditKeyError
 
 #: The digest of the policies that the last entry is under; entries of commands have none.
 _DIGEST = "json_extract(body, '$.policy_digest')"
 _LAST_DIGEST = f"SELECT {_DIGEST} FROM entries WHERE {_DIGEST} != '' ORDER BY position DESC LIMIT 1"
 _SELECT = "SELECT position, body, prev_hash, hash, arguments, content FROM entries"
+
+
+#: The end of the name of a record that rotation makes, and moves to its place once it is whole.
+NEXT: Final = ".next"
+#: The kind of the entry by which a person accepts that entries are lost.
+LOSS: Final = "loss"
 
 
 @cache
@@ -53,7 +70,12 @@ def _heads_of(path: Path, signer: Signer | None, every: int, second: str | os.Pa
         raise AuditError(
             f"heads cannot be kept in {anchor}: there is no folder {anchor.parent}", hint="make it, or mount it"
         )
-    return None if signer is None else Heads(signer, anchor, every=every)
+    if signer is None:
+        return None
+    location = str(path.resolve())
+    with suppress(ValueError):  # on another drive
+        location = os.path.relpath(location, anchor.parent.resolve())
+    return Heads(signer, anchor, every=every, location=None if path.suffix == NEXT else location)
 
 
 class AuditLog(RecordWriter):
@@ -72,8 +94,12 @@ class AuditLog(RecordWriter):
     values before anything is hashed or stored (see `Redaction`).
 
     Fails closed: every failure is an `AuditError`, and the caller must then not perform the call. Nothing is written by half,
-    or to a record whose tables or triggers are not lgov's. Raises `AuditError` when the file cannot be opened.
+    or to a record whose tables or triggers are not lgov's. Raises `AuditError` when the file cannot be opened, and
+    `LostEntries` where ``heads`` has heads of a record here that has lost entries since, or is gone.
     """
+
+    #: Whether the record may go on when entries are lost: an entry says so first.
+    _accepts_loss: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -98,6 +124,9 @@ class AuditLog(RecordWriter):
         if signer == "default":
             signer = default_signer()
         written = _heads_of(file, signer, sign_every, heads)
+        kept = KeptHeads(file, written)
+        if not (file.exists() or self._accepts_loss):
+            kept.require_right(None, None)
         connection = open_record(file, busy_timeout_s=busy_timeout_s)
         seals: Seals | None = None
         refusal: AuditError | None = None
@@ -113,11 +142,20 @@ class AuditLog(RecordWriter):
         self.code_version = own_version()
         self._busy_timeout_s = busy_timeout_s
         self._refusal = refusal
+        lost: KeptHead | None = None
+        try:
+            kept.require_right(connection, seals)
+        except LostEntries as error:
+            if not self._accepts_loss:
+                connection.close()
+                raise
+            lost = error.newest
         #: Why the last signature could not be made, or None.
         self.signing_error: AuditError | None = None
         self._at_exit: Callable[[], None] | None = None
         if self._heads is not None:
-            self._begin_signing()
+            with nullcontext() if lost is None else self._accepted(lost, self._heads):
+                self._begin_signing()
         keep_quiet_across_fork(self)
 
     def _begin_signing(self) -> None:
@@ -129,6 +167,20 @@ class AuditLog(RecordWriter):
         # What is unsigned when the interpreter ends without `close` is signed then; that keeps no log alive.
         close = weakref.WeakMethod(self.close)
         self._at_exit = atexit.register(lambda: None if (alive := close()) is None else alive())
+
+    @contextmanager
+    def _accepted(self, newest: KeptHead, heads: Heads) -> Generator[None]:
+        """Puts on record that the entries up to the head ``newest`` are lost; until then no head names the record's place."""
+        lost = {name: newest.fields[name] for name in ("record", "number", "last")}
+        location, heads.location = heads.location, None
+        if (lost["record"],) == self._open().execute("SELECT id FROM record").fetchone():
+            heads.lost = lost["number"]
+        yield
+        user = os_user()
+        self.append(LOSS, {"lost": lost, "by": user, "reason": f"accepted by {user}"}, arguments=None, content={})
+        heads.location = location
+        with self._lock:
+            self._sign()
 
     def _sign(self, *, opening: bool = False, closing: bool = False) -> None:
         """Signs everything since the last head. The entries are committed already: a failure is kept for `close`.

@@ -379,7 +379,7 @@ def _proof(name: str, proof: VerifyReport) -> dict[str, Any]:
     return {"file": name, **{field: getattr(proof, field) for field in names}}
 
 
-_CHANGES: Final = ("erasure", "rotation", "retirement", "confinement", "policy")
+_CHANGES: Final = ("erasure", "rotation", "retirement", "loss", "confinement", "policy")
 
 
 def _iso(entry: AuditEntry) -> str:
@@ -426,6 +426,8 @@ def _change(entry: AuditEntry, about: Mapping[str, Any], reasons: bool) -> dict[
         )
     elif "previous" in body:
         text = f"continues the record {body['previous']['record']} of {body['previous']['entries']} entries"
+    elif "lost" in body:
+        text = f"lost: up to entry {body['lost']['last']} of the record {body['lost']['record']}, {entry.reason}"
     elif "retired" in body:
         text = f"deleted archives: {', '.join(body['retired'])}"
     elif entry.reason:

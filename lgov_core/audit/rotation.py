@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from lgov_core._util.files import sync_folder
-from lgov_core.audit.log import AuditLog
+from lgov_core.audit.log import NEXT, AuditLog
 from lgov_core.audit.signing import Signer, heads_path
-from lgov_core.audit.verify import VerifyReport, verify, verify_archived
+from lgov_core.audit.verify import VerifyReport, in_words, verify, verify_archived
 from lgov_core.errors import AuditError, AuditKeyError
 
 ROTATION: Final = "rotation"
 RETIREMENT: Final = "retirement"
+
+
+class _AcceptingLog(AuditLog):
+    _accepts_loss = True
 
 
 def rotate(
@@ -28,8 +32,12 @@ def rotate(
     signer: Signer | None,
     heads: Path | None = None,
     following_signer: Signer | None = None,
-) -> Path:
+    accept_loss: bool = False,
+) -> Path | None:
     """Moves the record at ``path`` into ``folder`` and begins the next one at ``path``; returns where the old one is.
+
+    With ``accept_loss`` an older copy may go on, and a new record begin where one is gone (None is returned then): an entry
+    says which heads were kept, so which entries are lost, and who accepts it.
 
     The first entry of the new record states the id, the number of entries and their digest of the old one, so that
     `verify_archived` finds what is missing or was changed. ``signer`` signs the old record, and the new one unless
@@ -39,13 +47,18 @@ def rotate(
     """
     path = path.absolute()
     anchor = heads if heads is not None or signer is None else heads_path(path)
-    _require_right(path, signer)
-    with AuditLog(path, signer=signer, heads=anchor) as log:
+    if is_gone := accept_loss and not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+    else:
+        _require_right(path, signer)
+    with (_AcceptingLog if accept_loss else AuditLog)(path, signer=signer, heads=anchor) as log:
+        if is_gone:
+            return None
         log.append(ROTATION, {"reason": f"archived in {folder}"}, arguments=None, content={})
     report = _require_right(path, signer)
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{path.stem}-{time.strftime('%Y%m%d', time.gmtime())}-{str(report.record)[:8]}{path.suffix}"
-    following = path.with_name(f".{path.name}.next")
+    following = path.with_name(f".{path.name}{NEXT}")
     with closing(_alone(path, report)):
         for leftover in (following, target):  # of a rotation that was killed
             if leftover.exists() and (leftover == following or leftover.samefile(path)):
@@ -106,7 +119,10 @@ def archive_folder(path: Path, previous: Mapping[str, Any]) -> Path | None:
 def _require_right(path: Path, signer: Signer | None) -> VerifyReport:
     report = verify(path)
     if not report.ok:
-        raise AuditError(f"audit record {path} is broken: {report.problem}", hint="keep a copy; it was not archived")
+        raise AuditError(
+            f"audit record {path} was not archived: {in_words(report)}",
+            hint="keep it at another place, and begin the next with lgov audit rotate --accept-loss",
+        )
     if report.key is not None and (signer is None or signer.public.hex() != report.key):
         raise AuditKeyError(
             f"the record is signed with the key {report.key}: only who has its key may archive it",

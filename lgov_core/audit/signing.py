@@ -12,13 +12,14 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
 from lgov_core._util.files import open_to_others
 from lgov_core.audit.entry import canonical
-from lgov_core.errors import AuditError, AuditKeyError
+from lgov_core.errors import AuditError, AuditKeyError, counted
 
 SECRET: Final = "lgov-ed25519-secret:"
 PUBLIC: Final = "lgov-ed25519-public:"
@@ -139,6 +140,8 @@ LOOKED_AT: Final = "position, hash, prev_hash, body"
 LookedAt: TypeAlias = tuple[int, bytes, bytes, object]
 #: Checks the rows behind the last position that a head covers.
 Covered: TypeAlias = Callable[[int, Sequence[LookedAt]], None]
+#: How many heads of others may come into the file of heads before one that was made earlier.
+_MOST_OVERTAKEN: Final = 64
 
 
 class Signer(Protocol):
@@ -156,6 +159,116 @@ class Signer(Protocol):
 
 class ForeignEntry(AuditError):
     """The record holds something else than the writers with its key wrote: nothing may be written to it any more."""
+
+
+class LostEntries(AuditError):
+    """The record is an older copy than the heads that were kept, or is gone: ``newest`` is the newest of them."""
+
+    def __init__(self, path: Path, problem: str, newest: KeptHead) -> None:
+        hint = (
+            "put its newest copy in its place, or accept the loss, which puts that on record: lgov audit rotate"
+            f" {path} --to FOLDER --accept-loss"
+        )
+        super().__init__(f"audit record {path} {problem}", hint=hint)
+        self.newest = newest
+
+
+@dataclass(frozen=True, slots=True)
+class KeptHead:
+    """A head as it is kept outside of its record: the statement, its text, and the signature in hex."""
+
+    fields: Mapping[str, Any]
+    body: str
+    signature: str
+
+    @classmethod
+    def of_line(cls, line: bytes) -> KeptHead | None:
+        """The head in a line of a file of heads; None where the line is none, as what a kill cut off."""
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
+            values = json.loads(line)
+            fields = json.loads(values["body"])
+            if isinstance(fields["number"], int) and isinstance(fields["last"], int):
+                return cls(fields, values["body"], values["signature"])
+        return None
+
+    def is_signed(self) -> bool:
+        """Returns whether the key that it names signed it."""
+        from lgov_core.audit.verify import Ed25519PublicKey
+
+        with suppress(ValueError, KeyError, TypeError):
+            key = Ed25519PublicKey(bytes.fromhex(self.fields["key"]))
+            return key.verify(_DOMAIN + self.body.encode(), bytes.fromhex(self.signature))
+        return False
+
+
+class KeptHeads:
+    """The heads in the file of ``heads`` as it is now: to be read before the record at ``path``, which has each by then.
+
+    Raises `AuditError` when the file is there and cannot be read.
+    """
+
+    def __init__(self, path: Path, heads: Heads | None) -> None:
+        self._path, self._anchor, self._location, self._text = path, Path(), "", b""
+        if heads is None or heads.location is None:  # nothing is compared
+            return
+        self._anchor, self._location = heads.anchor, heads.location
+        try:
+            self._text = self._anchor.read_bytes()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            problem = f"the heads in {self._anchor} cannot be read: {error.strerror or error}"
+            raise AuditError(problem, hint="make them readable to this user") from error
+
+    def require_right(self, connection: sqlite3.Connection | None, seals: Seals | None) -> None:
+        """Raises `LostEntries` where heads are kept that the record lacks, or of another that lay in its place.
+
+        ``connection`` is None where there is no record. One that is continued is not missed.
+        """
+        of_place = next((head for head in self._newest("file", self._location) if head.is_signed()), None)
+        record = None
+        if connection is not None:
+            (record,) = connection.execute("SELECT id FROM record").fetchone()
+            for kept in sorted(self._newest("record", record), key=lambda head: -head.fields["number"]):
+                at = (kept.fields["number"],)
+                row = connection.execute("SELECT body, signature FROM heads WHERE number = ?", at).fetchone()
+                if row == (kept.body, bytes.fromhex(kept.signature)):
+                    break
+                if kept.is_signed():
+                    (entries,) = connection.execute("SELECT count(*) FROM entries").fetchone()
+                    raise self._lost(
+                        f"is an older copy, or was cut: it has {counted(entries, 'entry', 'entries')}, and", kept
+                    )
+            record = (
+                record if of_place is None or record == of_place.fields["record"] else _continued(connection, seals)
+            )
+        if of_place is not None and of_place.fields["record"] != record:
+            raise self._lost("is gone:", of_place)
+
+    def _lost(self, problem: str, head: KeptHead) -> LostEntries:
+        number, entries = head.fields["number"], counted(head.fields["last"], "entry", "entries")
+        return LostEntries(self._path, f"{problem} {self._anchor} keeps its head {number} over {entries}", head)
+
+    def _newest(self, name: str, value: str) -> list[KeptHead]:
+        """The last heads in the file with a field of this value, the newest first: several, as writers may overtake others."""
+        needle = json.dumps(canonical({name: value})[1:-1])[1:-1].encode()
+        heads: list[KeptHead] = []
+        end = len(self._text)
+        while len(heads) < _MOST_OVERTAKEN and (at := self._text.rfind(needle, 0, end)) >= 0:
+            begin, stop = self._text.rfind(b"\n", 0, at) + 1, self._text.find(b"\n", at)
+            head = KeptHead.of_line(self._text[begin : stop if stop >= 0 else None])
+            if head is not None and head.fields.get(name) == value:
+                heads.append(head)
+            end = begin
+        return heads
+
+
+def _continued(connection: sqlite3.Connection, seals: Seals | None) -> str | None:
+    """The id of the record that this one continues, as its first entry says, which a holder of the key wrote."""
+    row = connection.execute("SELECT prev_hash, body FROM entries WHERE position = 1").fetchone()
+    if row is None or seals is None or not seals.is_right(*row):
+        return None
+    return (json.loads(row[1]).get("previous") or {}).get("record")
 
 
 class Seals:
@@ -192,15 +305,17 @@ class Seals:
 class Heads:
     """Writes heads with ``signer``, and each to the end of the file ``anchor`` too. For one thread at a time.
 
-    A head covers the entries of all writers since the head before it, in the order of the record.
+    A head covers the entries of all writers since the head before it, in the order of the record. ``location`` is where the
+    record lies; one that is made to be moved has none yet. ``lost`` is the number of the last head of the record that is lost.
     """
 
-    def __init__(self, signer: Signer, anchor: str | os.PathLike[str], *, every: int) -> None:
+    def __init__(self, signer: Signer, anchor: Path, *, every: int, location: str | None) -> None:
         if type(every) is not int or every < 1:
             raise AuditError(f"sign_every is {every}", hint="give a whole number, 1 or more")
         self.every = every
         self.signer = signer
-        self._anchor = Path(anchor)
+        self.anchor, self.location = anchor, location
+        self.lost = 0
         self._owed: list[str] = []
 
     def write(
@@ -245,7 +360,7 @@ class Heads:
                     f"the record is signed with the key {head['key']}, and each record with one key only",
                     hint="name that secret key (--key, the setting audit_key), or begin a new record",
                 )
-            number, last, is_sealed = before[0] + 1, head["last"], "seals" in head
+            number, last, is_sealed = max(before[0], self.lost) + 1, head["last"], "seals" in head
             previous = hashlib.sha256(before[1].encode() + before[2]).hexdigest()
         rows = connection.execute(
             f"SELECT {LOOKED_AT} FROM entries WHERE position > ? ORDER BY position", (last,)
@@ -254,8 +369,11 @@ class Heads:
             covered(last, rows)
         if (is_sealed and opening) or not (rows or opening):
             return None
+        follows = before[0] if before is not None and number != before[0] + 1 else None
+        optional = {"file": self.location, "follows": follows}
         fields = {
             **facts,
+            **{name: value for name, value in optional.items() if value is not None},
             "format": 2,
             "seals": 1,
             "record": connection.execute("SELECT id FROM record").fetchone()[0],
@@ -273,7 +391,7 @@ class Heads:
     def _append(self, line: str) -> None:
         try:
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-            descriptor = os.open(self._anchor, flags, 0o600)
+            descriptor = os.open(self.anchor, flags, 0o600)
             try:
                 size = os.fstat(descriptor).st_size
                 if size and os.lseek(descriptor, size - 1, os.SEEK_SET) >= 0 and os.read(descriptor, 1) != b"\n":
@@ -286,7 +404,7 @@ class Heads:
                 os.close(descriptor)
         except OSError as error:
             raise AuditError(
-                f"the head could not be written to {self._anchor}: {error.strerror or error}",
+                f"the head could not be written to {self.anchor}: {error.strerror or error}",
                 hint="heads must be kept at a second place; make it writable",
             ) from error
 

@@ -23,8 +23,9 @@ The table ``heads`` holds ``(number, body, signature)``. The body of a head is c
 ``number`` (from 1), the positions ``first`` to ``last`` that it covers (from behind the head before it; none when the
 first head was written before the first entry, then ``last`` is 0),
 ``entries_sha256`` (SHA-256 over the hashes of these entries, in order), ``previous_sha256`` (SHA-256 over body and
-signature of the head before it), ``key``, the public key, and in a writer's last head ``ended``, the writer, who writes
-nothing more. ``signature`` is Ed25519 (RFC 8032) over
+signature of the head before it), ``key``, the public key, ``file``, where the record lies, seen from the folder of the heads,
+and in a writer's last head ``ended``, the writer, who writes nothing more. Where heads are lost, ``follows`` is the number of
+the head before it. ``signature`` is Ed25519 (RFC 8032) over
 ``b"lgov-audit-head-v2\0" || body``. The same heads are kept outside of the record, one JSON object a line.
 
 An entry of kind ``erasure`` names what it erases: ``erased`` maps the id of an earlier entry to its hash (hex); older
@@ -33,6 +34,8 @@ Ed25519 over ``b"lgov-audit-erasure-v1\0"`` and the canonical JSON of ``{"erased
 
 The first entry of a record that continues an archived one is of kind ``rotation``: ``previous`` has the ``record``'s id, how
 many ``entries`` it had and their ``sha256`` (over their hashes, in order); entries after those, such as erasures, may follow.
+An entry of kind ``loss`` says, in ``lost``, that entries up to ``last`` and heads up to ``number`` of a ``record`` are lost: of
+this one, which is a copy from before and goes on with the next number, or of one that lay in its place and is gone.
 An entry of kind ``retirement`` names, in ``retired``, the ids of archived records that were deleted.
 
 A report on a record has its signature in a file of its own, with ``.sig`` behind its name: a JSON object of ``body`` and
@@ -98,11 +101,12 @@ class VerifyReport:
     unchanged since is signed, and not who wrote them. ``key`` is the public key (hex) of the heads; ``key_trusted`` says
     that it was compared with one that was given, without which anybody's key will do. ``anchored`` counts the heads that
     were found at the second place, where ``ok`` means that the record still holds every head that is there: nothing was
-    cut off before the last of them. ``others`` counts the other records that have heads there. ``usage`` says that
-    nothing was checked, since the key or the file of heads that was given is none.
+    cut off before the last of them, but for what ``losses`` say. ``others`` counts the other records that have heads there.
+    ``usage`` says that nothing was checked, since the key or the file of heads that was given is none.
 
     ``record`` is its id and ``sha256`` the digest (hex) over the hashes of its entries, or of as many as were asked for.
     ``continues`` is what its first entry says of the archived record before it, ``retired`` the ids of those deleted.
+    ``losses`` are what entries accept as lost: the ``record``, the ``number`` of its last head and that one's ``last`` entry.
     """
 
     ok: bool
@@ -125,6 +129,7 @@ class VerifyReport:
     sha256: str | None = None
     continues: dict[str, Any] | None = None
     retired: tuple[str, ...] = ()
+    losses: tuple[dict[str, Any], ...] = ()
 
 
 class _Broken(Exception):
@@ -234,6 +239,8 @@ class _Check:
     keys: set[bytes] = field(default_factory=set[bytes])
     signed_from: int | None = None
     lines: list[str] = field(default_factory=list[str])
+    #: Where heads are lost: the numbers of the head before them and of the one after them.
+    gaps: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     kept: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
     found: VerifyReport = field(default_factory=lambda: VerifyReport(True, 0))
 
@@ -271,6 +278,10 @@ class _Check:
         if [[type(value) for value in row] for row in record] != [[str, int]]:
             raise _Broken("it does not say which record it is, or says so wrongly")
         self.found = replace(self.found, record=record[0][0])
+        if self.anchor is not None:
+            self.kept = self.anchor.heads.get(record[0][0], {})
+            if (conflict := self.anchor.conflicts.get(record[0][0])) is not None:
+                raise _Broken(conflict)
         problems = [row[0] for row in self.connection.execute("PRAGMA integrity_check(1)")]
         if problems != ["ok"]:  # an index that disagrees with its table would hide rows from some readers
             raise _Broken(f"the database is damaged: {problems[0]}")
@@ -325,6 +336,10 @@ class _Check:
         for position, entry_id, key, what in self.signed:
             if key not in self.keys:
                 raise _Broken(f"{what}, and is signed with the key {key.hex()}, not the record's", position, entry_id)
+        accepted = [loss["number"] for loss in self.found.losses if loss["record"] == self.found.record]
+        for _, number in self.gaps:
+            if number - 1 not in accepted:
+                raise _Broken(f"heads before head {number} are missing, and no entry says that they are lost")
         for entry_id, (position, _) in self.erased.items():
             if entry_id not in self.announced:
                 raise _Broken("its texts are gone, and no erasure says so", position, entry_id)
@@ -393,6 +408,10 @@ class _Check:
             # A value that it leaves out fits no record.
             continues = {name: previous.get(name) for name in ("record", "entries", "sha256", "file", "folder")}
             self.found = replace(self.found, continues=continues)
+        elif kind == "loss" and isinstance(raw := fields.get("lost"), dict):
+            loss = {name: cast("dict[str, Any]", raw).get(name) for name in ("record", "number", "last")}
+            loss |= {"position": position, "by": fields.get("by"), "time_ns": fields.get("time_ns")}
+            self.found = replace(self.found, losses=(*self.found.losses, loss))
         elif kind == "retirement" and isinstance(retired, dict):
             self.found = replace(self.found, retired=(*self.found.retired, *map(str, cast("dict[str, Any]", retired))))
 
@@ -420,14 +439,13 @@ class _Check:
     def signed_heads(self) -> Iterator[tuple[int, int, str]]:
         """Each head's number, last position and digest of entries, once it is found right by itself."""
         records = [row[0] for row in self.connection.execute("SELECT id FROM record")]
-        if self.anchor is not None:
-            self.kept = self.anchor.heads.get(str(records[0]) if records else "", {})
-        previous, covered = "0" * 64, 0
+        previous, covered, expected = "0" * 64, 0, 0
         verified: dict[bytes, Callable[[bytes, bytes], bool]] = {}
-        for expected, (number, body, signature) in enumerate(
-            self.connection.execute("SELECT number, body, signature FROM heads ORDER BY number"), 1
+        for number, body, signature in self.connection.execute(
+            "SELECT number, body, signature FROM heads ORDER BY number"
         ):
             fields = _fields(body)
+            expected = self.next_number(expected, number, fields)
             if fields is None or not isinstance(body, str) or number != expected or fields.get("number") != number:
                 raise _Broken(f"head {expected} is missing, or is not what it says")
             if [fields.get("record")] != records:
@@ -460,24 +478,32 @@ class _Check:
             self.found = replace(self.found, key=public.hex(), key_trusted=self.trusted is not None)
             yield number, last, str(fields.get("entries_sha256"))
 
+    def next_number(self, before: int, number: object, fields: dict[str, Any] | None) -> int:
+        """The number that the head after that of the number ``before`` must have: a higher one where heads are lost."""
+        if fields is None or fields.get("follows") != before or not isinstance(number, int) or number <= before + 1:
+            return before + 1
+        self.gaps.append((before, number))
+        return number
+
     def after_heads(self) -> None:
         if self.anchor is not None:
-            lost = max(self.kept, default=0)
+            last = max(self.kept, default=0)
             if (self.anchor.heads or self.found.heads) and not self.kept:
                 raise _Broken(
                     "none of the heads that were kept outside of the record is of this record: it was replaced, or"
                     " begun with another file of heads"
                 )
-            if lost > self.found.heads:
+            if last > self.found.heads:
                 raise _Broken(
-                    f"head {lost} was kept outside of the record, but the record has only {self.found.heads} heads:"
+                    f"head {last} was kept outside of the record, but the record has only {self.found.heads} heads:"
                     " it was cut, or is an older copy",
                     self.found.entries + 1,
                 )
+            present = [each for each in self.kept if not any(low < each < high for low, high in self.gaps)]
             for where, cut in self.anchor.cut:  # by a kill or a full disk: the beginning of a head, and nothing else
                 if not any(line.startswith(cut) for line in self.lines):
                     raise _Broken(f"{where}: not a head")
-            self.found = replace(self.found, anchored=len(self.kept), others=len(self.anchor.heads) - bool(self.kept))
+            self.found = replace(self.found, anchored=len(present), others=len(self.anchor.heads) - bool(self.kept))
         if self.trusted is not None and not self.found.heads:
             raise _Broken("nothing in it is signed with the key that was given", 1 if self.found.entries else None)
         if self.require_signed and self.found.before_key:
@@ -564,10 +590,11 @@ def _fields(body: object) -> dict[str, Any] | None:
 
 
 class _Anchor:
-    """A file of heads, of one record or several: by record and number; and the lines that are none, with their places."""
+    """A file of heads, by record and number; where two of one number differ, by record; and the lines that are none."""
 
     def __init__(self, path: str) -> None:
         self.heads: dict[str, dict[int, tuple[str, str]]] = {}
+        self.conflicts: dict[str, str] = {}
         self.cut: list[tuple[str, str]] = []
         try:
             with open(path, encoding="ascii") as file:
@@ -585,7 +612,7 @@ class _Anchor:
                 self.cut.append((f"{path}:{line_number}", line))
                 continue
             if self.heads.setdefault(record, {}).setdefault(number, head) != head:
-                raise _Broken(f"{path}:{line_number}: there are two different heads {number}")
+                self.conflicts.setdefault(record, f"{path}:{line_number}: there are two different heads {number}")
 
 
 def public_key(key: str | os.PathLike[str] | bytes) -> bytes:
@@ -625,7 +652,7 @@ class ReportSignature:
         """The result for people."""
         if not self.ok:
             return f"BROKEN: {self.problem}"
-        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime((self.time_ns or 0) / 1e9))
+        at = _time(self.time_ns)
         compared = "which is the one given" if self.key_trusted else "not compared with one that you trust: give --key"
         return (
             f"ok: the report is as it was signed at {at} (time of the machine that signed)\n"
@@ -754,13 +781,9 @@ def in_words(report: VerifyReport) -> str:
     if not report.ok:
         where = f" at entry {report.first_bad}" if report.first_bad is not None else ""
         named = f" ({report.first_bad_id})" if report.first_bad_id else ""
-        problem = "".join(
-            character if character.isprintable() else "\N{REPLACEMENT CHARACTER}"
-            for character in f"{named}: {report.problem}"
-        )
         before = report.first_bad is not None and report.entries < report.first_bad
         right = f"\n{report.entries} entries{' before it' if before else ''} are right" if report.entries else ""
-        return f"BROKEN{where}{problem}{right}"
+        return _printable(f"BROKEN{where}{named}: {report.problem}") + right
     entries, chains = _counted(report.entries, "entry", "entries"), _counted(report.writers, "chain", "chains")
     lines = [f"ok: {entries} in {chains}, {report.erased} with erased texts"]
     if not report.heads:
@@ -778,6 +801,10 @@ def in_words(report: VerifyReport) -> str:
             lines.append(f"the key {report.key} was not compared with one that you trust: {hint}")
     if report.continues is not None:
         lines.append(f"continues the record {report.continues['record']}, of {report.continues['entries']} entries")
+    for loss in report.losses:
+        first, whose = (loss["position"], "it") if loss["record"] == report.record else (1, f"record {loss['record']}")
+        accepted = f"accepted by {loss['by']} at {_time(loss['time_ns'])} (entry {loss['position']})"
+        lines.append(f"lost: entries {first} to {loss['last']} of {whose}, and any after them; {accepted}")
     if report.anchored is None:
         lines.append("not compared with heads kept elsewhere (--head): an older copy, or a cut end, would not show")
     else:
@@ -785,7 +812,18 @@ def in_words(report: VerifyReport) -> str:
         if report.others:
             others = _counted(report.others, "other record", "other records")
             lines.append(f"heads of {others} are kept there too: check that none of these is missing")
-    return "\n".join(lines)
+    return "\n".join(map(_printable, lines))
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+
+
+def _time(time_ns: object) -> str:
+    try:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(cast("int", time_ns) / 1e9))
+    except (TypeError, ValueError, OverflowError, OSError):
+        return "an unknown time"
 
 
 def _counted(count: int, singular: str, plural: str) -> str:

@@ -181,6 +181,8 @@ def _subject(entry: AuditEntry) -> str:
         return f"texts of {counted(len(body['erased']), 'entry', 'entries')}"
     if "previous" in body:
         return f"continues {body['previous']['file']}, of {counted(body['previous']['entries'], 'entry', 'entries')}"
+    if "lost" in body:
+        return f"lost: up to entry {body['lost']['last']} of the record {body['lost']['record']}"
     if "retired" in body:
         return f"deleted {', '.join(record['file'] for record in body['retired'].values())}"
     return f"{entry.name or ''} {(entry.arguments or '')[:_ARGUMENTS_SHOWN]}".strip()
@@ -435,9 +437,17 @@ def _not_reached(places: Mapping[str, str]) -> list[str]:
 @click.argument("path", type=PATH)
 @click.option("--to", "folder", type=FOLDER, required=True, help="Folder of archived records, on the same file system.")
 @moment_option("--delete-before", "Also delete archived records last written before")
+@click.option(
+    "--accept-loss", is_flag=True, help="Go on with an older copy, or without PATH; an entry says what is lost."
+)
 @settings_option
 def rotate(
-    path: Path, folder: Path, delete_before: float | None, assignments: Mapping[str, str], as_json: bool
+    path: Path,
+    folder: Path,
+    delete_before: float | None,
+    accept_loss: bool,
+    assignments: Mapping[str, str],
+    as_json: bool,
 ) -> None:
     """Archive the audit record PATH and begin the next one, which states what the archive holds.
 
@@ -450,18 +460,20 @@ def rotate(
     from lgov_core.audit.rotation import retire
     from lgov_core.audit.rotation import rotate as rotate_record
 
-    if not path.is_file():
+    if not (path.is_file() or accept_loss):
         raise LgovError(f"there is no audit record {path}", hint="name the record that was given to --audit")
     settings = load_settings(texts=assignments)
     signer, heads = default_signer(settings.audit_key), settings.heads
     following = load_settings().audit_key
     following_signer = signer if following is None else default_signer(following)
-    target = rotate_record(path, folder, signer=signer, heads=heads, following_signer=following_signer)
+    keys: dict[str, Any] = {"signer": signer, "following_signer": following_signer}
+    target = rotate_record(path, folder, heads=heads, accept_loss=accept_loss, **keys)
     deleted: list[Path] = []
     if delete_before is not None:
         deleted = retire(path, folder, before=delete_before, signer=following_signer, heads=heads)
-    text = f"archived as {target}; {path} continues it" + "".join(f"\ndeleted {name}" for name in deleted)
-    about = {"path": str(path), "archive": str(target), "deleted": [str(name) for name in deleted]}
+    text = f"archived as {target}; {path} continues it" if target else f"{path} begins anew"
+    text += "".join(f"\ndeleted {name}" for name in deleted)
+    about = {"path": str(path), "archive": target and str(target), "deleted": [str(name) for name in deleted]}
     write_result(about, text, as_json=as_json)
 
 

@@ -15,6 +15,8 @@ import pytest
 
 from lgov_core import Action, Decision, Effect, Point
 from lgov_core.audit import AuditLog, load_key, make_key, verify
+from lgov_core.audit.verify import in_words, verify_archived
+from lgov_core.errors import AuditError
 from lgov_core.settings import Settings
 from lgov_core.store import open_store
 from lgov_core.types import Rollout
@@ -23,8 +25,22 @@ PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "day-2.md").read_text()
 ALLOWED = Decision(Effect.ALLOW, "desk", "default", "")
 
 
-def block(heading: str) -> str:
-    return re.findall(rf"^## {heading}\n.*?```\w+[^\n]*\n(.*?)```", PAGE, re.M | re.S)[0]
+def blocks(heading: str) -> list[str]:
+    section = re.findall(rf"^## {heading}\n(.*?)(?=^## )", PAGE, re.M | re.S)[0]
+    return re.findall(r"```\w+[^\n]*\n(.*?)```", section, re.S)
+
+
+def run(commands: str) -> None:
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euc", commands],
+        env={**os.environ, "PATH": programs},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def commit(log: AuditLog, number: int) -> None:
@@ -35,8 +51,7 @@ def test_a_backup_that_was_taken_while_a_program_writes_verifies_and_can_be_cont
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    commands = block("Backup and restore")
-    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    backup, restore = blocks("Backup and restore")
     stop, ready = threading.Event(), threading.Event()
 
     def write() -> None:
@@ -53,34 +68,37 @@ def test_a_backup_that_was_taken_while_a_program_writes_verifies_and_can_be_cont
     writer.start()
     try:
         assert ready.wait(60)
-        done = subprocess.run(
-            ["bash", "-euc", commands],
-            env={**os.environ, "PATH": programs},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        run(backup)
     finally:
         stop.set()
         writer.join()
-    assert done.returncode == 0, done.stdout + done.stderr
-    # The machine is lost; the copies are put in place.
-    for path in tmp_path.glob("*.db*"):
-        path.unlink()
-    for path in (tmp_path / "backup").iterdir():
-        shutil.copy(path, tmp_path / path.name)
+    # The databases are lost; the copies are put in place, and the newest heads stay.
+    for name in ("audit.db", "runs.db"):
+        for path in tmp_path.glob(f"{name}*"):
+            if path.name != "audit.db.heads.jsonl":
+                path.unlink()
+        shutil.copy(tmp_path / "backup" / name, name)
     with open_store("runs.db", make=False) as store:
         assert len(store.rollouts()) >= 20
-    before = verify("audit.db", key="audit.key.pub")
-    assert before.ok
-    with AuditLog("audit.db", signer=load_key(tmp_path / "audit.key")) as log:
+    copied = verify("audit.db", key="audit.key.pub")
+    assert copied.ok
+    assert "older copy" in (verify("audit.db", head="audit.db.heads.jsonl").problem or "")
+    key = load_key(tmp_path / "audit.key")
+    with pytest.raises(AuditError, match="older copy"):
+        AuditLog("audit.db", signer=key)
+    run(restore)
+    with AuditLog("audit.db", signer=key) as log:
         commit(log, 0)
-    after = verify("audit.db", key="audit.key.pub", head="audit.db.heads.jsonl")
-    assert (after.ok, after.unsigned) == (True, 0), after.problem
-    assert after.entries == before.entries + 1
+    run("lgov audit rotate audit.db --to archive --set audit_key=audit.key")
+    reports = verify_archived(
+        "audit.db", "archive", key="audit.key.pub", head="audit.db.heads.jsonl", require_signed=True
+    )
+    assert [report.problem for _, report in reports] == [None] * 3
+    (loss,) = reports[-1][1].losses
+    assert loss["position"] == copied.entries + 1
+    assert loss["by"] in in_words(reports[-1][1])
 
 
 def test_the_settings_of_the_page_are_settings() -> None:
-    named = set(tomllib.loads(block("Logs"))) | set(re.findall(r"--set (\w+)=", PAGE))
+    named = set(tomllib.loads(blocks("Logs")[0])) | set(re.findall(r"--set (\w+)=", PAGE))
     assert named <= set(Settings.__dataclass_fields__)

@@ -1,0 +1,202 @@
+"""A record that is older than its heads, or gone: nothing goes on without a word, and a loss that is accepted is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lgov_core.audit import AuditLog, SigningKey, load_key, make_key, verify
+from lgov_core.audit.rotation import rotate
+from lgov_core.audit.signing import LostEntries
+from lgov_core.audit.verify import in_words, verify_archived
+from tests.audit.audit_proof_parts import DENY, action
+from tests.commands.cli_runner import lgov
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> SigningKey:
+    make_key(tmp_path / "audit.key")
+    return load_key(tmp_path / "audit.key")
+
+
+@pytest.fixture
+def heads(tmp_path: Path) -> Path:
+    (tmp_path / "elsewhere").mkdir()
+    return tmp_path / "elsewhere" / "heads.jsonl"
+
+
+@pytest.fixture
+def path(tmp_path: Path, key: SigningKey, heads: Path) -> Path:
+    """A record of two runs with three entries each; a copy from between them lies in ``older.db``."""
+    (tmp_path / "kept").mkdir()
+    path = tmp_path / "kept" / "audit.db"
+    write(path, key, heads, 3)
+    shutil.copy(path, tmp_path / "older.db")
+    write(path, key, heads, 3)
+    return path
+
+
+def write(path: Path, key: SigningKey, heads: Path, count: int = 1) -> None:
+    with AuditLog(path, signer=key, heads=heads) as log:
+        for number in range(count):
+            log.commit(action(number), DENY)
+
+
+def killed(*arguments: Any, **options: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def numbers(heads: Path) -> list[tuple[str, int]]:
+    lines = [json.loads(line) for line in heads.read_text().splitlines()]
+    return [(json.loads(line["body"])["record"], line["number"]) for line in lines]
+
+
+def test_an_older_copy_is_not_written_to(tmp_path: Path, path: Path, key: SigningKey, heads: Path) -> None:
+    shutil.copy(tmp_path / "older.db", path)
+    with pytest.raises(LostEntries, match=r"older copy.* 3 entries.* head 3 over 6") as refused:
+        write(path, key, heads)
+    assert "--accept-loss" in (refused.value.hint or "")
+    assert verify(path).entries == 3
+    write(path.with_name("copy.db"), key, path.with_name("others.jsonl"))  # at a place of its own, nothing is missed
+    with AuditLog(path, signer=None) as log:  # who only reads
+        assert len(log.entries()) == 3
+
+
+def test_a_loss_that_is_accepted_is_on_record_and_no_number_is_used_twice(
+    tmp_path: Path, path: Path, key: SigningKey, heads: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LGOV_AUDIT_KEY", "audit.key")
+    monkeypatch.setenv("LGOV_HEADS", str(heads))
+    shutil.copy(tmp_path / "older.db", path)
+    refused = lgov("audit", "rotate", str(path), "--to", "old")
+    assert (refused.exit_code, "--accept-loss" in refused.stderr) == (4, True), refused.output
+    done = lgov("audit", "rotate", str(path), "--to", "old", "--accept-loss")
+    assert done.exit_code == 0, done.output
+    write(path, key, heads)
+    (_, record), (archive, restored) = verify_archived(path, "old", key=key.public, head=heads, require_signed=True)
+    assert (record.ok, restored.ok, restored.entries) == (True, True, 5), (record.problem, restored.problem)
+    assert "lost: entries 4 to 6 of it, and any after them; accepted by" in in_words(restored)
+    assert restored.anchored == 4, "the head that is lost is not counted as there"
+    assert len(numbers(heads)) == len(set(numbers(heads)))
+    assert verify(archive, head=heads).ok, "it says so itself"
+    assert "lost: up to entry 6" in " ".join(lgov("audit", "show", archive).stdout.split())
+
+
+def test_heads_are_not_left_out_without_a_word(path: Path, key: SigningKey, heads: Path) -> None:
+    with AuditLog(path, signer=key, heads=heads) as log:
+        assert log._heads is not None
+        log._heads.lost = 7
+        log.commit(action(1), DENY)
+    assert "no entry says that they are lost" in (verify(path).problem or "")
+
+
+def test_a_record_that_is_gone_does_not_begin_anew_without_a_word(
+    tmp_path: Path, path: Path, key: SigningKey, heads: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(path.parent)
+    with pytest.raises(LostEntries, match=r"is gone: .* head 3 over 6"):
+        write(path, key, heads)
+    assert not path.parent.exists()
+    path.parent.mkdir()
+    AuditLog(path, signer=None).close()  # somebody puts another one there
+    with pytest.raises(LostEntries, match="is gone"):
+        write(path, key, heads)
+    path.unlink()
+    with monkeypatch.context() as patch:  # a kill before the loss is on record
+        patch.setattr(AuditLog, "append", killed)
+        with pytest.raises(KeyboardInterrupt):
+            rotate(path, tmp_path / "old", signer=key, heads=heads, accept_loss=True)
+    with pytest.raises(LostEntries, match="is gone"):
+        write(path, key, heads)
+    shutil.rmtree(path.parent)
+    assert rotate(path, tmp_path / "old", signer=key, heads=heads, accept_loss=True) is None
+    write(path, key, heads)
+    report = verify(path, key=key.public, head=heads, require_signed=True)
+    assert (report.ok, report.entries) == (True, 2), report.problem
+    assert f"lost: entries 1 to 6 of record {report.losses[0]['record']}" in in_words(report)
+
+
+def test_a_record_that_says_itself_that_it_continues_one_does_not_pass_for_the_next(
+    path: Path, key: SigningKey, heads: Path
+) -> None:
+    record = verify(path).record
+    path.unlink()
+    with AuditLog(path, signer=None) as log:
+        log.append("rotation", {"previous": {"record": record}}, arguments=None, content={})
+    with pytest.raises(LostEntries, match="is gone"):
+        write(path, key, heads)
+
+
+@pytest.mark.parametrize("interrupted", ["link", "replace"])
+def test_a_rotation_that_was_killed_hinders_nobody(
+    tmp_path: Path, path: Path, key: SigningKey, heads: Path, monkeypatch: pytest.MonkeyPatch, interrupted: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, interrupted, killed)
+        with pytest.raises(KeyboardInterrupt):
+            rotate(path, tmp_path / "old", signer=key, heads=heads)
+    write(path, key, heads)
+    for _ in range(2):
+        rotate(path, tmp_path / "old", signer=key, heads=heads)
+    write(path, key, heads)
+    assert all(report.ok for _, report in verify_archived(path, tmp_path / "old", key=key.public, head=heads))
+
+
+def test_what_a_kill_leaves_out_or_cuts_off_and_what_nobody_signed_refuses_nothing(
+    path: Path, key: SigningKey, heads: Path
+) -> None:
+    lines = heads.read_text().splitlines(keepends=True)
+    newest = json.loads(lines[-1])
+    body = newest["body"].replace('"number":3', '"number":9')
+    forged = json.dumps({**newest, "number": 9, "body": body}) + "\n"
+    for text in ("".join(lines[:-1]), "".join(lines)[:-20], "".join([*lines, forged]), "".join(reversed(lines))):
+        heads.write_text(text)
+        write(path, key, heads)
+
+
+def test_the_newest_head_may_have_been_overtaken(tmp_path: Path, path: Path, key: SigningKey, heads: Path) -> None:
+    lines = heads.read_text().splitlines(keepends=True)
+    heads.write_text("".join([lines[0], lines[2], lines[1]]))
+    shutil.copy(tmp_path / "older.db", path)
+    with pytest.raises(LostEntries, match="head 3"):
+        write(path, key, heads)
+
+
+def test_writers_that_open_and_close_the_record_at_once_are_not_refused(
+    path: Path, key: SigningKey, heads: Path
+) -> None:
+    refusals: list[Exception] = []
+
+    def work() -> None:
+        try:
+            for _ in range(15):
+                write(path, key, heads)
+        except Exception as error:
+            refusals.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert refusals == []
+    assert verify(path, key=key.public, head=heads, require_signed=True).ok
+
+
+def test_two_heads_of_one_number_break_the_record_that_they_are_of(
+    tmp_path: Path, path: Path, key: SigningKey, heads: Path
+) -> None:
+    other = tmp_path / "other.db"
+    write(other, key, heads)
+    first = json.loads(heads.read_text().splitlines()[0])
+    with heads.open("a") as file:
+        file.write(json.dumps({**first, "signature": "00"}) + "\n")
+    assert "two different heads 1" in (verify(path, head=heads).problem or "")
+    assert verify(other, head=heads).ok
