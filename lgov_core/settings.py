@@ -126,7 +126,7 @@ class Settings:
         str, Meta(pattern=r"\A(debug|info|warning|error)\Z", description="debug, info, warning or error")
     ] = "warning"
     """What servers (``lgov serve``, ``train``, ``view``) log: with ``warning`` errors, denials, and upstreams and stores that
-    are down; with ``info`` also every request."""
+    are down; with ``info`` requests."""
     log_file: FilePath | None = None
     """File that the log is appended to. Default: standard error."""
     log_json: Truth = False
@@ -136,8 +136,10 @@ class Settings:
     key_secret_file: FilePath | None = None
     """File with the secret from which ``lgov serve`` makes its keys: 16 bytes or more. Of several lines the first makes new
     keys, and keys of all are valid."""
+    admin_keys_file: FilePath | None = None
+    """File with the admin keys of ``lgov serve``, one a line; re-read when it changes."""
     revoked_keys: FilePath | None = None
-    """File of revoked keys of ``lgov serve``, one a line: a key, or its SHA-256 in hex. Read again when it changes."""
+    """File of revoked keys of ``lgov serve``, one a line: a key, or its SHA-256 in hex; read again when it changes."""
     tls_cert: FilePath | None = None
     """Certificate, with its chain, by which ``lgov serve`` speaks HTTPS; with ``tls_key``."""
     tls_key: FilePath | None = None

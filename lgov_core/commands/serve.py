@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -58,7 +58,7 @@ _REPLY_TOKENS: Final = 4096
 @click.option(
     "--admin-keys-file",
     type=PATH,
-    help="File with the admin keys, one per line; reloaded when it changes. Needs --key-secret-file.",
+    help="File with the admin keys. Needs --key-secret-file.",
 )
 @click.option("--policy", type=PATH, help="Policy file, applied to requests, replies and each proposed tool call.")
 @audit_option
@@ -68,7 +68,6 @@ _REPLY_TOKENS: Final = 4096
 @show_admin_key_option
 def serve(
     engine: EngineChoice,
-    admin_keys_file: Path | None,
     assignments: Mapping[str, str],
     show_admin_key: bool,
     as_json: bool,
@@ -93,9 +92,9 @@ def serve(
         assignments={name: text for name, text in assignments.items() if "." in name},
         environ={},
     )
-    keys = _keys(settings, admin_keys_file, show_admin_key=show_admin_key)
+    keys = _keys(settings, show_admin_key=show_admin_key)
     stopped = threading.Event()  # by SIGTERM, so that the store is closed before the process ends
-    from lgov_core.gateway.operation import logging_by
+    from lgov_core.gateway.operation import log_event, logging_by
 
     with contextlib.ExitStack() as opened:
         opened.enter_context(logging_by(settings))
@@ -107,6 +106,7 @@ def serve(
         server = opened.enter_context(_serving(settings, model, keys))
         _write_address(server, model, settings, keys if show_admin_key else None, as_json=as_json)
         stopped.wait()
+        log_event(logging.INFO, "stopping", {"running_calls_have_s": settings.drain_s})
 
 
 @contextlib.contextmanager
@@ -150,7 +150,7 @@ def _serving(settings: Settings, engine: Engine, keys: KeyRing | None) -> Genera
         window = None
         if settings.store is not None:
             policies = () if settings.policy is None else (settings.policy,)
-            window = mounted_window(str(settings.store), audit=audit, policies=policies)
+            window = mounted_window(str(settings.store), audit=audit, policies=policies, by_key=keys is not None)
         if window is not None:
             open_things.callback(window.close)
             server.app.mount(window.path, window.app(keys))
@@ -209,7 +209,7 @@ def _write_address(
     write_result(about, text if admin_key is None else f"{text}\nadmin key {admin_key}", as_json=as_json)
 
 
-def _keys(settings: Settings, admin_keys_file: Path | None, *, show_admin_key: bool) -> KeyRing | None:
+def _keys(settings: Settings, *, show_admin_key: bool) -> KeyRing | None:
     """The keys that calls need; None where none are set. Raises `SettingsError` where keys are required.
 
     ``show_admin_key``: the admin key will be printed, which requires keys.
@@ -219,7 +219,7 @@ def _keys(settings: Settings, admin_keys_file: Path | None, *, show_admin_key: b
 
     path = settings.key_secret_file
     if path is None:
-        if admin_keys_file is not None:
+        if settings.admin_keys_file is not None:
             raise SettingsError("--admin-keys-file needs a key secret", hint="give --key-secret-file too")
         if not is_loopback(settings.host):
             raise SettingsError(
@@ -235,7 +235,7 @@ def _keys(settings: Settings, admin_keys_file: Path | None, *, show_admin_key: b
         raise SettingsError(error.message, hint=error.hint) from error
     return KeyRing(
         secrets,
-        admin_keys=None if admin_keys_file is None else AdminKeyFile(admin_keys_file),
+        admin_keys=None if settings.admin_keys_file is None else AdminKeyFile(settings.admin_keys_file),
         is_revoked=None if settings.revoked_keys is None else RevokedKeys(settings.revoked_keys),
     )
 

@@ -156,8 +156,12 @@ def mounted_window(
     store: str | None = None,
     audit: Path | None = None,
     policies: Sequence[Path] = (),
+    by_key: bool = False,
 ) -> MountedWindow | None:
-    """A window on ``place``, which may be empty still; approvals are found in the policy files. None without a web server."""
+    """A window on ``place``, which may be empty still; approvals are found in the policy files. None without a web server.
+
+    ``by_key`` as in `MountedWindow`.
+    """
     try:
         from lgov_core.views.governance import approval_files
         from lgov_core.views.web.app import MountedWindow
@@ -167,7 +171,7 @@ def mounted_window(
 
     files = tuple(path for policy in policies for path in approval_files(policy))
     options = WindowOptions(store=store, audit=audit, approvals=files, policies=tuple(policies))
-    return MountedWindow(Window(place, options, may_be_empty=True), say=say_on_stderr)
+    return MountedWindow(Window(place, options, may_be_empty=True), say=say_on_stderr, by_key=by_key)
 
 
 def say_on_stderr(line: str) -> None:

@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lgov_core._util.files import open_to_others
 from lgov_core.errors import EndpointError, LgovError
-from lgov_core.gateway.limits import Admission, BodyBudget, LimitedRequest, Limits, Metrics
+from lgov_core.gateway.limits import Admission, BodyBudget, Busy, LimitedRequest, Limits, Metrics
 from lgov_core.gateway.operation import IN_THE_LOG, log_request
 from lgov_core.gateway.protocol import Attribution
 from lgov_core.scope import RolloutScope
@@ -77,8 +77,9 @@ class KeyRing:
     """Issues and checks keys. Without state beyond the secret; callable from any thread.
 
     ``secret`` is at least 16 bytes, or several such, of which the first makes new keys and all are valid, or None for a fresh
-    random one. ``is_revoked`` says that a key of a rollout is not valid any more (`RevokedKeys`). With ``required`` a call
-    without a valid key is refused; without it, keys that are not lgov's are anonymous (an lgov key is checked in either case).
+    random one. ``is_revoked`` says that a key of a rollout is not valid any more, or raises (`RevokedKeys`). With ``required``
+    a call without a valid key is refused; without it, keys that are not lgov's are anonymous (an lgov key is checked in
+    either case).
 
     ``admin_keys`` (each at least 16 characters) may speak for any rollout: a list, or a function that is called at every
     check, so that keys can be revoked while the endpoint runs (`AdminKeyFile`). None: one key, made from the secret.
@@ -147,7 +148,10 @@ class KeyRing:
         return f"{_PREFIX}{_text(ids.encode())}.{self._signatures(ids.encode())[0]}"
 
     def check(self, key: str | None) -> KeyGrant:
-        """The rights of ``key``. Raises `EndpointError` (401) if it is missing, unknown, expired or forged. Fails closed."""
+        """The rights of ``key``. Raises `EndpointError` (401) if it is missing, unknown, expired or forged. Fails closed.
+
+        What ``is_revoked`` raises is raised: the key may be right.
+        """
         if key is not None:
             if key.startswith(_PREFIX):
                 grant = self._read_scoped(key)
@@ -246,8 +250,8 @@ def _lines(path: Path) -> tuple[str, ...]:
 class RevokedKeys:
     """The revoked keys of rollouts in a file, one a line: the key, or its SHA-256 in hex. Read again when the file changes.
 
-    Calling it says whether a key is revoked. Callable from any thread. Fails closed: while the file cannot be read, or other
-    users can read it, every key is. The constructor raises `EndpointError` for such a file.
+    Calling it says whether a key is revoked. Callable from any thread. Fails closed: while the file is missing, holds a line
+    that is neither, or can be read by other users, a call raises `Busy` (503); the constructor raises `EndpointError`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -256,11 +260,12 @@ class RevokedKeys:
         self._read()
 
     def __call__(self, key: str) -> bool:
-        """Returns whether ``key`` is revoked."""
+        """Returns whether ``key`` is revoked. Raises `Busy` while nobody can tell."""
         try:
-            return not self._read().isdisjoint((key, hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()))
-        except (OSError, EndpointError):
-            return True
+            self._read()
+        except (OSError, EndpointError) as error:
+            raise Busy("keys cannot be checked now", status=503, retry_after_s=5) from error
+        return not self._state[1].isdisjoint((key, hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()))
 
     def problem(self) -> str | None:
         """Why no key can be checked now, or None."""
@@ -270,12 +275,19 @@ class RevokedKeys:
             return f"the file of revoked keys cannot be used: {error}"
         return None
 
-    def _read(self) -> frozenset[str]:
+    def _read(self) -> None:
         status = self._path.stat() if self._path.exists() else None
         version = (0, 0, 0) if status is None else (status.st_ino, status.st_mtime_ns, status.st_size)
         if status is None or version != self._state[0]:
-            self._state = version, frozenset(_lines(self._path))
-        return self._state[1]
+            lines = _lines(self._path)
+            for number, line in enumerate(lines, 1):
+                if not line.startswith(_PREFIX) and not re.fullmatch("[0-9a-f]{64}", line):
+                    raise EndpointError(
+                        f"entry {number} of {self._path} is neither a key nor a SHA-256 in hex",
+                        status=500,
+                        hint="write the whole key as it was issued, or its SHA-256; a comment begins with #",
+                    )
+            self._state = version, frozenset(lines)
 
 
 class AdminKeyFile:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -48,7 +49,7 @@ from lgov_core.gateway.limits import (
     read_body,
     read_object,
 )
-from lgov_core.gateway.operation import Readiness, UseCounts
+from lgov_core.gateway.operation import Readiness, UseCounts, log_event
 from lgov_core.gateway.protocol import Attribution, Engine, Gate
 from lgov_core.gateway.upstream import RegisteredModels
 from lgov_core.store import TraceStore
@@ -380,7 +381,7 @@ def create_app(
         lifespan=_running(engines, ready),
     )
     app.add_middleware(Door, has_keys=keys.required, allowed_hosts=limits.allowed_hosts)
-    sources = filter(None, [getattr(engine, "readings", None) for engine in engines])
+    sources = filter(None, [getattr(source, "readings", None) for source in (*engines, gate)])
     for source in (*sources, partial(_of_capture, capture, store), traces.readings, ready.readings, use.readings):
         metrics.add_source(source)
     app.state.counters, app.state.failures = capture.counters, capture.failures
@@ -433,6 +434,8 @@ def _running(engines: Sequence[Engine], ready: Readiness) -> Callable[[Starlette
                 app.state.startup_error = error  # raised by the server's start
                 raise
             await running.enter_async_context(ready.watching())
+            log_event(logging.INFO, "started", {})
             yield
+        log_event(logging.INFO, "stopped", {})
 
     return lifespan

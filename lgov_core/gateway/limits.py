@@ -96,7 +96,8 @@ class Busy(EndpointError):
 
 def retry_headers(error: Exception) -> dict[str, str]:
     """The headers that tell the client when to send a refused call again."""
-    return {"retry-after": str(max(1, round(error.retry_after_s)))} if isinstance(error, Busy) else {}
+    seconds: float | None = getattr(error, "retry_after_s", None)
+    return {} if seconds is None else {"retry-after": str(max(1, round(seconds)))}
 
 
 class BodyBudget:

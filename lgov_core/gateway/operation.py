@@ -95,7 +95,25 @@ def log_request(route: str | None, status: int, times: tuple[float, float | None
 
 
 class DenialLog:
-    """Logs what policies denied, or would have in shadow mode: policy, rule, what was named, and the id of the decision."""
+    """Logs what policies denied, or would have in shadow mode: policy, rule, what was named, and the id of the decision.
+
+    It counts them by policy and rule too, for the metrics.
+    """
+
+    def __init__(self) -> None:
+        self._denied, self._shadowed = Counter[str](), Counter[str]()
+
+    def readings(self) -> Iterable[Reading]:
+        """The metrics."""
+        yield (
+            "counter",
+            "lgov_denials",
+            "Decisions that blocked something, by policy and rule.",
+            "rule",
+            {**self._denied},
+        )
+        shadowed = "Decisions that would block something without shadow mode, by policy and rule."
+        yield "counter", "lgov_shadow_denials", shadowed, "rule", {**self._shadowed}
 
     @hookimpl
     def lgov_observe(self, event: Any) -> None:
@@ -106,6 +124,8 @@ class DenialLog:
         verdict = decision.unenforced or decision
         if verdict.effect < Effect.ESCALATE:
             return
+        counts = self._denied if decision.unenforced is None else self._shadowed
+        counts[f"{verdict.policy}/{verdict.rule}"] += 1
         fields = {
             "point": action.point.value,
             "name": action.name,
@@ -338,7 +358,7 @@ class Readiness:
         except Exception as error:  # noqa: BLE001 - whatever its store raises, it cannot be written
             failed = error.message if isinstance(error, LgovError) else type(error).__name__
         if (failed is None) != (self._failed is None):
-            level = logging.INFO if failed is None else logging.ERROR
+            level = logging.WARNING if failed is None else logging.ERROR
             log_event(level, "store is back" if failed is None else "store is down", {"cause": failed})
         self._failed = failed
         while failed is not None and self._committing:

@@ -64,6 +64,7 @@ class PolicyGate:
         owns: Sequence[AuditLog] = (),
         store: TraceStore | None = None,
         limits: JudgingLimits | None = None,
+        denials: DenialLog | None = None,
     ) -> None:
         def has_begun(rollout_id: str, attempt: int) -> bool:
             return store is not None and any(call.attempt == attempt for call in store.calls([rollout_id]))
@@ -73,6 +74,8 @@ class PolicyGate:
         self.text_decisions = MessageDecisionCache()
         self._turns = Turns(limits or JudgingLimits())
         self._owns = tuple(owns)
+        #: What the metrics say of it.
+        self.readings = (denials or DenialLog()).readings
 
     def close(self) -> None:
         """Closes the governor and what the gate owns: the audit record."""
@@ -372,10 +375,11 @@ def open_gate(
     from lgov_core.air import AirPlugin
     from lgov_core.audit import AuditLog
 
-    plugins: list[Any] = [DenialLog()]
+    denials = DenialLog()
+    plugins: list[Any] = [denials]
     if store is not None:
         plugins += [AirPlugin(governance.reward_rules()), DenialSink(store, governance.content)]
     # The recorded calls have the content.
     opened = replace(governance, store=None, content=False).open(plugins=plugins, rewards=False)
     assert isinstance(opened.audit, AuditLog)  # nothing serves inside a box
-    return PolicyGate(opened.governor, owns=[opened.audit], store=store, limits=limits)
+    return PolicyGate(opened.governor, owns=[opened.audit], store=store, limits=limits, denials=denials)

@@ -179,7 +179,7 @@ class GateRefusal(EndpointError):
 
     With ``status`` 200 the agent gets ``text`` as if the model had said it: an ordinary, finished reply of one choice in
     the shape of its API, streamed if it asked for a stream. Any other status is an error in the shape of its API: 403
-    when the policy says that the run is over, 503 when the judgement itself failed.
+    when the policy says that the run is over, 503 (with a ``retry-after``) when the judgement itself failed.
     """
 
     code = "denied"
@@ -188,6 +188,7 @@ class GateRefusal(EndpointError):
         super().__init__(text, status=status)
         self.text = text
         self.decision_id = decision_id
+        self.retry_after_s = 5.0 if status == 503 else None
 
 
 class Gate(Protocol):

@@ -25,8 +25,9 @@ _Judge = TypeVar("_Judge", bound=Callable[..., Decision])
 class Rule:
     """A policy and the actions it covers. Immutable once made; may be used from several threads at once.
 
-    ``on`` are the points; when none are given, the policy's ``default_points``, and every point when it has none. At those
-    among them that the policy has in ``listens_at`` it only takes note, so there nothing narrows the rule further.
+    ``on`` are the points; when none are given, the policy's ``default_points``, or every point. With one that the policy has
+    in ``settles_at`` comes the one at which it learns what came of it. At those among them that the policy has in
+    ``listens_at`` it only takes note, so there nothing narrows the rule further.
     ``tools`` and ``agents`` are globs (letter case matters) for the action's name and agent; an action without an agent
     is covered by ``*`` only. ``when`` narrows it further: a condition (`Condition`, the mapping that a policy file would
     hold, or CEL as text) on the action as the transforms before it left it. When it is false the rule does not cover the
@@ -69,7 +70,9 @@ class Rule:
         self.name = self.name or policy.name
         if not isinstance(self.name, str) or not self.name:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PolicyError(f"a rule's name is {self.name!r}", hint="give the rule or its policy a name")
-        self.on = _points(self.name, self.on or getattr(policy, "default_points", tuple(Point)))
+        on = _points(self.name, self.on or getattr(policy, "default_points", tuple(Point)))
+        later: Mapping[Point, Point] = getattr(policy, "settles_at", {})
+        self.on = tuple(dict.fromkeys((*on, *(later[point] for point in on if point in later))))
         self.listens_at = frozenset(self.on) & frozenset[Point](getattr(policy, "listens_at", ()))
         judged_texts = {Point.POST_MODEL_CALL, Point.OUTPUT} & (frozenset(self.on) - self.listens_at)
         self.reads_replies = bool(judged_texts) and bool(getattr(policy, "reads_replies", True))

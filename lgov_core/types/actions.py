@@ -173,8 +173,8 @@ class Decision:
     def denial_message(self, *, after: bool = False) -> str:
         """The text that the model reads instead of a result: which policy blocked the call, why, and what to do about it.
 
-        A denial says that a repetition will be denied too, or what comes first; an escalation, that the call has to be
-        approved first. ``after``: the call was made, and its result is denied.
+        To do is nothing, what comes first, to wait for approval, or to try later where the judgement failed (``fault``).
+        ``after``: the call was made, and its result is denied.
         """
         where = f"{self.policy}/{self.rule}" if self.rule else self.policy
         reason = (self.reason or "not allowed").rstrip(".")
@@ -185,7 +185,8 @@ class Decision:
                 f"NOT RUN YET, needs approval by policy {where}: {reason}. Do something else meanwhile, or say that you are"
                 " waiting; once it is approved, make exactly the same call again."
             )
-        then = "do that first, then make the same call again" if self.premature else "do not repeat it"
+        then = "this is a failure, so it may be tried again later" if self.fault else "do not repeat it"
+        then = "do that first, then make the same call again" if self.premature else then
         return f"DENIED by policy {where}: {reason}. It was not run; {then}."
 
 

@@ -19,8 +19,10 @@ class Policy(Protocol):
     inline; leave it out (or False) for anything that may wait.
 
     More attributes are optional. ``default_points`` are the points at which a rule that names none asks the policy; a
-    policy without them is asked at every point. ``listens_at`` are those at which it only takes note of what it is shown: there
-    it is called in place, bounded or not, and neither the tools and agents nor the condition of its rule count.
+    policy without them is asked at every point. ``settles_at`` maps points at which it sets something aside to those at which
+    it learns what was used, where it is asked too whatever the rule names. ``listens_at`` are those at which it only takes
+    note of what it is shown: there it is called in place, bounded or not, and neither the tools and agents nor the condition
+    of its rule count.
     ``reads_replies`` (False) says that it is asked about replies and outputs for another reason than their text, or not at
     all: without it a streamed text reaches its reader only after its decision.
     ``observe(event)`` makes it an `ObservingPolicy`. ``continue_from(previous)`` takes over what ``previous``, the policy of

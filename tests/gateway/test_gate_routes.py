@@ -114,6 +114,8 @@ def test_other_refusals_are_errors_in_the_shape_of_the_api(stage, store, path, s
     assert len(list(store.calls())) == 1  # the model wrote it, so it is recorded
     closed = stage([], store=store, gate=Rules(raising("no judgement", status=503)), speaks=["chat"])
     assert ask(closed, path, stream)[0] == 503
+    told = httpx.post(f"{closed.base_url}/{path}", json={**ASKED[path], "stream": stream})
+    assert (told.status_code, told.headers["retry-after"]) == (503, "5")
 
 
 @pytest.mark.parametrize("speaks", [ALL, ("chat",)], ids=["native", "translated"])

@@ -18,7 +18,7 @@ import pytest
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.access import KeyRing, RevokedKeys, read_secrets
 from lgov_core.gateway.app import create_app
-from lgov_core.gateway.limits import Limits
+from lgov_core.gateway.limits import Limits, retry_headers
 from lgov_core.gateway.operation import UseCounts, logging_by
 from lgov_core.gateway.policy_gate import open_gate
 from lgov_core.gateway.protocol import Attribution
@@ -34,8 +34,8 @@ from tests.postgres_server import PostgresServer
 BODY = {"model": "m", "messages": [{"role": "user", "content": "my secret word is plover"}]}
 
 
-def metric(url: str, name: str) -> float:
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
+def metric(url: str, name: str, key: str = "") -> float:
+    lines = httpx.get(f"{url}/metrics", headers={"x-api-key": key}).text.splitlines()
     return float(next(line for line in lines if line.startswith(name) and line[len(name)] in " {").rpartition(" ")[2])
 
 
@@ -181,6 +181,7 @@ def lines_of(folder: Path, **more: str) -> list[dict[str, object]]:
             server = EndpointServer([engine], keys=keys, gate=gate).start()
             client = openai.OpenAI(base_url=server.base_url, api_key=keys.issue("ada", 1), max_retries=0)
             client.chat.completions.create(**BODY)  # type: ignore[call-overload]
+        assert metric(server.url, 'lgov_denials_total{rule="desk/default"}', keys.admin) == 1
         with pytest.raises(openai.APIStatusError):
             client.chat.completions.create(**BODY)  # type: ignore[call-overload]
         assert httpx.post(f"{server.base_url}/chat/completions", json=BODY).status_code == 401
@@ -195,6 +196,7 @@ def lines_of(folder: Path, **more: str) -> list[dict[str, object]]:
 def test_the_log_names_requests_denials_and_causes_and_neither_keys_nor_content(tmp_path: Path) -> None:
     lines = lines_of(tmp_path)
     assert "plover" not in json.dumps(lines)
+    assert [line["event"] for line in lines if line["event"] in ("started", "stopped")] == ["started", "stopped"]
     (denied,) = (line for line in lines if line["event"] == "denied")
     assert {denied[name] for name in ("level", "policy", "name", "rollout")} >= {"warning", "delete_order", "ada"}
     assert str(denied["decision"]).startswith("aud_")
@@ -204,7 +206,7 @@ def test_the_log_names_requests_denials_and_causes_and_neither_keys_nor_content(
     assert "127.0.0.1" in str(failed["upstream"])
     assert "Connect" in str(failed["cause"])
     assert (refused["level"], refused["status"], refused["error"]) == ("warning", 401, "no key was given")
-    calls = [line for line in lines if line["event"] == "request"]
+    calls = [line for line in lines if line["event"] == "request" and line["route"] != "/metrics"]
     assert [(line["route"], line["status"]) for line in calls] == [("/v1/chat/completions", s) for s in (200, 502, 401)]
     assert (calls[0]["rollout"], calls[0]["attempt"]) == ("ada", 1)
     assert calls[2].get("rollout") is None
@@ -251,9 +253,16 @@ def test_two_secrets_open_while_keys_are_rotated_and_one_key_is_revoked(tmp_path
         keys.check(ada)
     assert keys.check(eve).rollout_id == "eve"
     assert keys.problem() is None
+    # A list that cannot be read opens nothing, and says nothing about the key.
+    revoked.write_text("eve@example.com\n")
+    with pytest.raises(EndpointError, match="cannot be checked now") as refused:
+        keys.check(eve)
+    assert (refused.value.status, retry_headers(refused.value)) == (503, {"retry-after": "5"})
+    assert "entry 1 of" in (keys.problem() or "")
+    assert "neither a key nor a SHA-256" in (keys.problem() or "")
     revoked.unlink()
-    with pytest.raises(EndpointError, match="revoked"):
-        keys.check(eve)  # a list that cannot be read opens nothing
+    with pytest.raises(EndpointError, match="cannot be checked now"):
+        keys.check(eve)
     assert "the file of revoked keys cannot be used" in (keys.problem() or "")
     assert KeyRing(read_secrets(secret)).check(ada).rollout_id == "ada"
 

@@ -35,7 +35,7 @@ def test_messages_that_cannot_be_sent_are_a_recorded_denial(framework: str, prog
     ]
     assert record["got"] == [
         "DENIED by policy lgov/unclear-transform: a policy rewrote the messages in a way that cannot be sent. "
-        "It was not run; do not repeat it."
+        "It was not run; this is a failure, so it may be tried again later."
     ]
 
 

@@ -451,3 +451,15 @@ def test_a_file_that_is_something_else_is_refused(tmp_path: Path) -> None:
 def test_a_limit_beyond_all_measure_is_no_small_one(option: str, most: Any, ledger: Any) -> None:
     policy = CostControlPolicy(max_tokens=1_000_000, ledger=ledger)
     assert refused(policy.judge(before("op", **{option: most}))) == "token-budget"
+
+
+def test_a_budget_that_a_rule_asks_before_model_calls_only_still_learns_what_they_used() -> None:
+    policy = CostControlPolicy(max_tokens=BOUND + 100)
+    subject = governor(plugins=[PolicySet([Rule(policy, on=[Point.PRE_MODEL_CALL])], default="allow")])
+    for number in range(3):
+        assert not subject.decide(before(f"op_{number}")).blocks
+        subject.decide(after(f"op_{number}", input_tokens=5, output_tokens=5))
+    spent = policy.spent()
+    assert (spent.tokens, spent.reserved_tokens, spent.calls) == (30, 0, 3)
+    subject.decide(tool("op_9"))
+    assert policy.spent().calls == 3, "tool calls are not counted by this rule"

@@ -141,6 +141,8 @@ def test_the_most_severe_part_that_was_not_enforced_is_shown() -> None:
 def test_a_model_reads_who_blocked_why_and_what_to_do() -> None:
     denial = Decision(Effect.DENY, "p", "r", "not now.")
     assert denial.denial_message() == "DENIED by policy p/r: not now. It was not run; do not repeat it."
+    fault = denial.changed(fault=True).denial_message()
+    assert fault.endswith("It was not run; this is a failure, so it may be tried again later.")
     assert denial.changed(reason="").denial_message() == Decision(Effect.DENY, "p", "r").denial_message()
     assert (
         Decision(Effect.DENY, "p").denial_message()

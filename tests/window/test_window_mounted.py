@@ -90,8 +90,10 @@ def test_lgov_serve_shows_what_it_records(tmp_path: Path, monkeypatch: pytest.Mo
     with ScriptedModelServer(["Hello."]) as model:
         flags = ("--store", "calls.sqlite", "--policy", "policy.yaml", "--key-secret-file", "secret")
         with running("serve", "--port", "0", "--upstream", model.base_url, *flags) as process:
-            address = line_with(process, "look at it: ").split()[-1]
-            base, window = address.partition("/view/")[0], address.partition("?")[0]
+            # It may stand in a log: it opens nothing by itself.
+            window = line_with(process, "look at it with a key: ").split()[-1]
+            base = window.removesuffix("/view/")
+            assert httpx.get(f"{window}api/rollouts").status_code == 401
             agent = keys.issue("ro_1", 1)
             client = httpx.Client(headers={"authorization": f"Bearer {agent}"}, timeout=30)
             body = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}

@@ -118,6 +118,8 @@ class CostControlPolicy(BoundedPolicy):
         Point.POST_TOOL_CALL,
     )
 
+    settles_at: ClassVar[Mapping[Point, Point]] = {Point.PRE_MODEL_CALL: Point.POST_MODEL_CALL}
+
     @takes(CostOptions)
     def __init__(self, options: CostOptions) -> None:
         self.name = options.name

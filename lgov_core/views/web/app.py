@@ -442,20 +442,21 @@ def _user() -> str:
 class MountedWindow:
     """A window for an endpoint: a `lgov_core.gateway.server.MountedApp`.
 
-    ``say`` gets the address to open, which works once, and another one as soon as it was used.
+    ``say`` gets the address to open, which works once, and another one as soon as it was used. With ``by_key`` the address
+    alone opens nothing, so that it may stand in a log: an admin key or an approver's opens the window there.
     """
 
     path: str = PATH
 
-    def __init__(self, window: Window, *, say: Callable[[str], None]) -> None:
-        self._window, self._say = window, say
+    def __init__(self, window: Window, *, say: Callable[[str], None], by_key: bool = False) -> None:
+        self._window, self._say, self._by_key = window, say, by_key
         self._access = WindowAccess()
         self.url = ""
 
     @property
     def address(self) -> str:
-        """The address that opens the window once, on the server at ``url``."""
-        return f"{self.url}{PATH}/?token={self._access.token}"
+        """The address of the window on the server at ``url``."""
+        return f"{self.url}{PATH}/" + ("" if self._by_key else f"?token={self._access.token}")
 
     def app(self, keys: KeyRing | None) -> ASGIApp:
         """The application; an admin key among ``keys`` opens it too."""
@@ -468,7 +469,7 @@ class MountedWindow:
     def started(self, url: str) -> None:
         """Says the address."""
         self.url = url
-        self._say(f"look at it: {self.address}")
+        self._say(f"look at it{' with a key' if self._by_key else ''}: {self.address}")
 
     def close(self) -> None:
         """Closes the window's stores."""
