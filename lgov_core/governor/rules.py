@@ -25,9 +25,8 @@ _Judge = TypeVar("_Judge", bound=Callable[..., Decision])
 class Rule:
     """A policy and the actions it covers. Immutable once made; may be used from several threads at once.
 
-    ``on`` are the points; when none are given, the policy's ``default_points``, or every point. With one that the policy has
-    in ``settles_at`` comes the one at which it learns what came of it. At those among them that the policy has in
-    ``listens_at`` it only takes note, so there nothing narrows the rule further.
+    ``on`` are the points (default: the policy's ``default_points``, or every point), with those that its ``settles_at`` has
+    for them. At those among them in its ``listens_at`` it only takes note, so there nothing narrows the rule further.
     ``tools`` and ``agents`` are globs (letter case matters) for the action's name and agent; an action without an agent
     is covered by ``*`` only. ``when`` narrows it further: a condition (`Condition`, the mapping that a policy file would
     hold, or CEL as text) on the action as the transforms before it left it. When it is false the rule does not cover the
