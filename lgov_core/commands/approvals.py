@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lgov_core.commands.group import Exit, write_json, write_result, write_table
-from lgov_core.commands.options import EXISTING_FILE, command
+from lgov_core.commands.group import Exit, printable, write_json, write_result, write_table
+from lgov_core.commands.options import PATH, command
 from lgov_core.places import DEFAULT_APPROVALS
 from lgov_core.settings import load_settings
 
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE)
-@click.argument("file", type=EXISTING_FILE, required=False)
+@click.argument("file", type=PATH, required=False)
 @click.option("--all", "everything", is_flag=True, help="Include requests that were answered, used or expired.")
 @click.option("--approve", "approved", metavar="REQUEST", multiple=True, help="Approve this request; repeatable.")
 @click.option("--reject", "rejected", metavar="REQUEST", multiple=True, help="Reject this request; repeatable.")
-@click.option("--by", help="Who answers, for the audit record: a name, or an approver's key; - asks for the key.")
+@click.option("--by", help="Who answers, for the audit record: a name, or an approver's key; - reads the key.")
 @click.option("--reason", default="", help="Reason of a rejection; shown to the model.")
 @click.option(
     *("--key", "approver"),
@@ -59,7 +60,7 @@ def approvals(
     from lgov_core.policies import ApprovalRequests
 
     approver: str | None = click.get_current_context().meta["approver"]
-    file = file or _file_of_settings(may_be_made=approver is not None)
+    file = _file_of(file, may_be_made=approver is not None)
     if approver is not None:
         with closing(ApprovalRequests(file)) as requests:
             key = requests.add_approver(approver)
@@ -78,7 +79,8 @@ def approvals(
             click.echo("nothing waits", err=True)
         return
     if by == "-":
-        by = click.prompt("Key", hide_input=True, err=True)
+        has_person = sys.stdin.isatty()
+        by = str(click.prompt("Key", hide_input=True, err=True) if has_person else sys.stdin.readline().strip())
     answered: list[ApprovalRequest] = []
     try:
         with closing(ApprovalRequests(file)) as requests:
@@ -90,15 +92,15 @@ def approvals(
         _write(answered, as_json)
 
 
-def _file_of_settings(*, may_be_made: bool) -> Path:
-    """The one file of approval requests in the policy file of the settings, or the usual one in this folder.
+def _file_of(file: Path | None, *, may_be_made: bool) -> Path:
+    """``file``, or the one of approval requests in the policy file of the settings, or the usual one in this folder.
 
     Its folder is made where the file ``may_be_made``. Raises `click.UsageError` for none or several.
     """
     from lgov_core.views.governance import approval_files
 
-    policy = load_settings().policy
-    named = [Path(DEFAULT_APPROVALS)] if policy is None else approval_files(policy)
+    policy = None if file is not None else load_settings().policy
+    named = [file or Path(DEFAULT_APPROVALS)] if policy is None else approval_files(policy)
     files = named if may_be_made else [path for path in named if path.is_file()]
     if len(files) != 1:
         several = (
@@ -118,18 +120,30 @@ def _write(requests: Sequence[ApprovalRequest], as_json: bool) -> None:
     elif requests:
         columns = ("request", "state", "asked", "lapses in", "rollout", "agent", "tool", "arguments")
         write_table(columns, (_row(request, requests) for request in requests))
+        for request in requests:  # texts that would break the columns
+            inquiry = request.inquiry
+            texts = {"": inquiry.question, "for ": ", ".join(inquiry.requesters), "the user: ": inquiry.user_text}
+            about = " | ".join(f"{what}{text}" for what, text in texts.items() if text)
+            if about:
+                click.echo(printable(f"{_shown_id(request, requests)}: {about}"))
+
+
+def _shown_id(request: ApprovalRequest, listed: Sequence[ApprovalRequest]) -> str:
+    from lgov_core.policies.approvals.notices import short_id
+
+    short = short_id(request.request_id)
+    return short if sum(other.request_id.startswith(short) for other in listed) == 1 else request.request_id
 
 
 def _row(request: ApprovalRequest, listed: Sequence[ApprovalRequest]) -> tuple[object, ...]:
     from lgov_core.policies.approvals.notices import short_id
 
     now = time.time()
-    short = short_id(request.request_id)
     waits = request.state == "pending" and request.waits_until is not None and request.waits_until > now
     by = "" if request.answered_by is None else f" by {request.answered_by}"
     of = f" ({len(request.answers)} of {request.inquiry.approvers})" if request.inquiry.approvers > 1 else ""
     return (
-        short if sum(other.request_id.startswith(short) for other in listed) == 1 else request.request_id,
+        _shown_id(request, listed),
         f"{request.state}, call waits{of}" if waits else f"{request.state}{by}{of}",
         f"{_duration(now - request.asked_at)} ago",
         _duration(request.until - now) if request.state in ("pending", "approved", "rejected") else "",

@@ -293,7 +293,7 @@ def _date(at: float) -> str:
 @click.argument("store")
 @click.argument("rollout_id", required=False)
 @click.option("--attempt", type=click.IntRange(min=1), help="Attempt number. [default: the last]")
-@click.option("--denied", is_flag=True, help="Show the first rollout with a denial.")
+@click.option("--denied", is_flag=True, help="Show the first attempt with a denial.")
 @click.option(
     "--tail",
     type=click.IntRange(min=0),
@@ -315,14 +315,12 @@ def show(
 
     The beginning of ROLLOUT_ID is enough. It may be left out when STORE holds one rollout.
     """
-    if rollout_id is not None and denied:
-        raise click.UsageError("give a rollout id or --denied, not both")
     from lgov_core.views.attempt_builder import first_denied, read_attempt
 
     with opened_store(store) as recorded:
         if denied:
-            rollout_id, first = first_denied(recorded)
-            attempt = attempt or first
+            rollout_id = None if rollout_id is None else _full_id(recorded, rollout_id)
+            rollout_id, attempt = first_denied(recorded, rollout_id, attempt)
         read = read_attempt(recorded, _full_id(recorded, rollout_id or ""), attempt)
     if as_json:
         write_json(asdict(read))

@@ -379,12 +379,17 @@ class StorePages:
         )
         return [DecisionKind(*row) for row in fetched]
 
-    def first_blocked(self) -> tuple[str, int] | None:
-        """The rollout and attempt of the first decision on a rollout that blocked something, or would have; None without."""
+    def first_blocked(self, rollout_id: str | None = None, attempt: int | None = None) -> tuple[str, int] | None:
+        """The rollout and attempt of the first decision on a rollout that blocked something, or would have; None without.
+
+        Of all rollouts and attempts, or of those named.
+        """
         fetched = self._fetch(
             "SELECT decisions.rollout_id, coalesce(decisions.attempt, 1) FROM decisions JOIN spans ON spans.seq = span"
             f" WHERE decisions.kind IN (SELECT kind FROM decision_kinds WHERE {_BLOCKED} OR {_WOULD_BLOCK})"
-            " AND decisions.rollout_id IS NOT NULL ORDER BY spans.started_at, span LIMIT 1"
+            " AND decisions.rollout_id = coalesce(?, decisions.rollout_id)"
+            " AND coalesce(decisions.attempt, 1) = coalesce(?, decisions.attempt, 1) ORDER BY spans.started_at, span LIMIT 1",
+            (rollout_id, attempt),
         )
         return (fetched[0][0], fetched[0][1]) if fetched else None
 

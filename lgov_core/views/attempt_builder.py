@@ -38,11 +38,15 @@ class NotRecorded(StoreError):
     """There is nothing on record by that name."""
 
 
-def first_denied(store: TraceStore) -> tuple[str, int]:
-    """The rollout and attempt of the first decision that blocked something, or would have. Raises `NotRecorded`."""
-    blocked = store.pages.first_blocked()
+def first_denied(store: TraceStore, rollout_id: str | None = None, attempt: int | None = None) -> tuple[str, int]:
+    """The rollout and attempt of the first decision that blocked something, or would have, of all or of those named.
+
+    Raises `NotRecorded`.
+    """
+    blocked = store.pages.first_blocked(rollout_id, attempt)
     if blocked is None:
-        raise NotRecorded("no rollout in this store was denied anything", hint="lgov traces list shows what there is")
+        what = "no rollout in this store was" if rollout_id is None else f"rollout {rollout_id} was not"
+        raise NotRecorded(f"{what} denied anything", hint="lgov traces list shows what there is")
     return blocked
 
 

@@ -52,7 +52,7 @@ def test_an_approved_call_is_made_once(run: Run, governor: Governor) -> None:
     assert pay(governor).startswith("escalate approval-pending")
     shown = run("approvals.db")
     assert shown.exit_code == 0
-    assert all(part in shown.stdout for part in ("clerk", "pay", "DE89370400440532013000", "10 min"))
+    assert all(part in shown.stdout for part in ("clerk", "pay", "DE89370400440532013000", "10 min", "r1"))
     (request,) = waiting(run)
     assert request["content"]["arguments"] == PAY  # type: ignore[index]
     approved = run("approvals.db", "--approve", request["request_id"], "--by", "Eve")
@@ -96,6 +96,29 @@ def test_another_file_is_refused_and_left_alone(run: Run, tmp_path: Path) -> Non
     refused = run("notes.txt")
     assert (refused.exit_code, "approvals file" in refused.stderr) == (1, True)
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_key_is_read_from_standard_input_where_no_person_is_at_it(run: Run, governor: Governor) -> None:
+    key = run("approvals.db", "--key", "ada").stdout.strip()
+    pay(governor)
+    (request,) = waiting(run)
+    answer = ["approvals", "approvals.db", "--approve", str(request["request_id"]), "--by", "-"]
+    assert "approved by ada" in CliRunner().invoke(cli, answer, input=f"{key}\n").stdout
+
+
+def test_the_first_key_makes_the_file(run: Run, tmp_path: Path) -> None:
+    assert run("new/approvals.db", "--key", "ada").stdout.startswith("lgov_approver_")
+    assert (tmp_path / "new" / "approvals.db").is_file()
+
+
+def test_what_is_asked_stands_beside_the_call(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text(
+        POLICY.replace("expires_s: 600", "question: Is it the right bill, per: session")
+    )
+    governor = Governor(load_policy_file(tmp_path / "policy.yaml"))
+    scope = {"rollout_id": "r1", "session_id": "s1"}
+    governor.decide(Action(Point.PRE_TOOL_CALL, "pay", arguments=PAY, context={"user_text": ["Pay the bill"]}, **scope))
+    assert re.search(": Is it the right bill . for s1, .+ . the user: Pay the bill\n", run("approvals.db").stdout)
 
 
 def test_nobody_answers_anonymously(run: Run, governor: Governor) -> None:
