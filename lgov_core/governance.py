@@ -13,15 +13,15 @@ So what ``lgov.toml`` says about the record, its key, redaction, the store and t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lgov_core.errors import InstrumentationError, LgovError
-from lgov_core.places import DEFAULT_AUDIT, GoverningPlaces, in_force
+from lgov_core.places import DEFAULT_AUDIT, PROJECT_FILE, GoverningPlaces, in_force
 from lgov_core.settings import settings_places
-from lgov_core.trust import Below, RunWatch, refuse_untrusted
+from lgov_core.trust import Below, RunChange, RunWatch, UntrustedChanges, on_record, refuse_untrusted
 
 if TYPE_CHECKING:
     from lgov_core.air import AirRules, RuleSet
@@ -124,6 +124,21 @@ class Governance:
         kept = (str(self.audit), str(DEFAULT_AUDIT), *places.kept)
         return RunWatch(self.audit, files, run_id, keys=keys, below=Below.of((Path.cwd(), *below), kept))
 
+    def refuse_untrusted(self) -> None:
+        """Raises `UntrustedChanges`, which are on record then: but for changed settings, which say where and by which key."""
+        try:
+            refuse_untrusted(self.audit)
+        except UntrustedChanges as error:
+            if not {"lgov.toml", PROJECT_FILE} & {Path(change.path).name for change in error.changes}:
+                self.note_changes(error.changes, "refused", "refused at a start")
+            raise
+
+    def note_changes(self, changes: Sequence[RunChange], answer: str, what: str) -> None:
+        """Puts ``changes`` of what governs on record, and ``what`` became of them, where there is one that can be written."""
+        if changes and self.broker is None and self.audit.is_file():
+            with suppress(LgovError), self.open_record("", "") as log:
+                log.note("policy", what, on_record(changes, answer))
+
     # ------------------------------------------------------------------ opening
 
     def open(self, *, plugins: Sequence[object] = (), manager: Any = None, rewards: bool = True) -> OpenGovernance:
@@ -218,7 +233,7 @@ class Governance:
             return open_in_box(self.broker, self.policy, self.redact)
         from lgov_core.policies import load_policy_file
 
-        refuse_untrusted(self.audit)
+        self.refuse_untrusted()
         with in_force(self.places()):
             policies = load_policy_file(self.policy)
         return policies, self.open_record(policies.digest, policies.mode)

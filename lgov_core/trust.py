@@ -263,15 +263,30 @@ def is_running(audit: Path) -> bool:
     return False
 
 
+def on_record(changes: Iterable[RunChange], answer: str) -> dict[str, Any]:
+    """The fields of an entry of the record about changes, which are ``found``, ``refused`` or ``trusted``."""
+    kinds = {change.path: change.kind for change in changes}
+    return {"name": ", ".join(f"{path} {kind}" for path, kind in kinds.items()), answer: kinds}
+
+
+class UntrustedChanges(InstrumentationError):
+    """A start is refused for ``changes`` that were made during runs."""
+
+    def __init__(self, message: str, hint: str, changes: list[RunChange]) -> None:
+        super().__init__(message, hint=hint)
+        self.changes = changes
+
+
 def refuse_untrusted(audit: Path) -> None:
-    """Raises `InstrumentationError` where something that governs changed during a run and is not trusted."""
+    """Raises `UntrustedChanges` where something that governs changed during a run and is not trusted."""
     for record, changes in untrusted_here(audit):
         if changes:
             further = f", and {len(changes) - 1} more" if len(changes) > 1 else ""
             named = "" if record.absolute().parent.parent in (Path.cwd(), *Path.cwd().parents) else f" {record}"
-            raise InstrumentationError(
+            raise UntrustedChanges(
                 f"{changes[0]} (begun {changes[0].began} UTC){further}",
-                hint=f"look at what changed, and accept it, with lgov policy trust{named}; or undo the change",
+                f"look at what changed, and accept it, with lgov policy trust{named}; or undo the change",
+                changes,
             )
 
 

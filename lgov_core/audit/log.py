@@ -176,8 +176,7 @@ class AuditLog(RecordWriter):
         if (lost["record"],) == self._open().execute("SELECT id FROM record").fetchone():
             heads.lost = lost["number"]
         yield
-        user = os_user()
-        self.append(LOSS, {"lost": lost, "by": user, "reason": f"accepted by {user}"}, arguments=None, content={})
+        self.note(LOSS, "accepted", {"lost": lost})
         heads.location = location
         with self._lock:
             self._sign()
@@ -202,23 +201,22 @@ class AuditLog(RecordWriter):
             )
 
     def begin_policy(self, digest: str, name: str, mode: str) -> None:
-        """Puts on record that the policies of the file ``name`` hold from now on, in ``mode``.
+        """Puts on record that the policies of the file ``name`` hold from now on, in ``mode``, with its text.
 
         One entry for each change: none where the last entry of the record is under the same digest. Raises `AuditError`.
         """
         with self._lock:
             row = self._open().execute(_LAST_DIGEST).fetchone()
         if row is None or row[0] != digest:
-            user = os_user()
-            why = f"holds from now on ({mode}); begun by {user}"
-            about = {"name": name, "policy_digest": digest, "mode": mode, "by": user, "reason": why}
-            self.append("policy", about, arguments=None, content={})
+            file = Path(name)
+            text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else None
+            why = f"holds from now on ({mode}); begun"
+            self.note("policy", why, {"name": name, "policy_digest": digest, "mode": mode}, text=text)
 
-    def trust_changes(self, changes: Mapping[str, str]) -> None:
-        """Puts on record that this user accepts ``changes`` of what governs: how each path changed. Raises `AuditError`."""
-        user, listed = os_user(), ", ".join(f"{path} {kind}" for path, kind in changes.items())
-        about = {"name": listed, "trusted": dict(changes), "by": user, "reason": f"trusted by {user}"}
-        self.append("policy", about, arguments=None, content={})
+    def note(self, kind: str, what: str, fields: Mapping[str, Any], *, text: str | None = None) -> None:
+        """Puts on record that this user did ``what``, as in "trusted", and its ``text``. Raises `AuditError`."""
+        user = os_user()
+        self.append(kind, {**fields, "by": user, "reason": f"{what} by {user}"}, arguments=None, content={"text": text})
 
     def erase(self, selection: EntrySelection, *, reason: str = "") -> int:
         """Erases the arguments and texts of the entries of a selection, and says so in an entry of its own.

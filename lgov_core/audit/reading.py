@@ -99,8 +99,8 @@ class AuditEntry:
 
     ``kind`` is ``decision`` or ``outcome``, or one of those that a flight recorder, an erasure or a rotation writes
     (``trace``, ``trace_end``, ``signal``, ``erasure``, ``rotation``, ``retirement``), ``confinement``, the box of a program,
-    ``ungoverned``, the Python programs that it started and that were not governed, or ``policy``: that the policies of a file
-    hold from now on, or that a user accepts what changed during a run; ``refers_to`` is the entry id that an
+    ``ungoverned``, the Python programs that it started and that were not governed, ``loss``, that entries are lost, or
+    ``policy``: what happened to what governs; ``refers_to`` is the entry id that an
     outcome or an end belongs to.
     ``position`` counts over the whole record, ``seq`` within the writer's chain; both from 1. ``time_ns`` is Unix time
     and ``monotonic_ns`` the writer's monotonic clock, in nanoseconds. ``arguments`` is canonical JSON, and ``content`` a

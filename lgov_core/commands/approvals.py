@@ -15,14 +15,14 @@ import click
 
 from lgov_core.commands.group import Exit, printable, write_json, write_result, write_table
 from lgov_core.commands.options import PATH, command
-from lgov_core.places import DEFAULT_APPROVALS
+from lgov_core.places import DEFAULT_APPROVALS, DEFAULT_AUDIT
 from lgov_core.settings import load_settings
 
 if TYPE_CHECKING:
     from lgov_core.policies import ApprovalRequest
 
 
-@command(Exit.OK, Exit.FINDING, Exit.USAGE)
+@command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.AUDIT_BROKEN)
 @click.argument("file", type=PATH, required=False)
 @click.option("--all", "everything", is_flag=True, help="Include requests that were answered, used or expired.")
 @click.option("--approve", "approved", metavar="REQUEST", multiple=True, help="Approve this request; repeatable.")
@@ -57,6 +57,7 @@ def approvals(
 
     Once an approver has a key, every answer takes one, and its name is the one on record. A new key ends the older one.
     """
+    from lgov_core.governance import Governance
     from lgov_core.policies import ApprovalRequests
 
     approver: str | None = click.get_current_context().meta["approver"]
@@ -64,6 +65,11 @@ def approvals(
     if approver is not None:
         with closing(ApprovalRequests(file)) as requests:
             key = requests.add_approver(approver)
+        settings = load_settings()
+        if settings.audit is not None or DEFAULT_AUDIT.is_file():  # before the key is handed out
+            with Governance.from_settings(settings).open_record("", "") as log:
+                about = {"name": f"approver {approver}", "approvals": str(file.absolute())}
+                log.note("policy", "a new key, which ends an older one, made", about)
         write_result({"name": approver, "key": key, "file": str(file)}, key, as_json=as_json)
         click.echo(f"holds until another key is made for {approver}", err=True)
         return

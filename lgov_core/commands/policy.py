@@ -268,7 +268,7 @@ def trust(ctx: click.Context, file: Path | None, approve: str | None, yes: bool,
             make_folder(target.parent)
             heads = settings.heads if target == governing else None
             with AuditLog(target, signer=default_signer(settings.audit_key), heads=heads) as log:
-                log.trust_changes({change.path: change.kind for change in by_record[record]})
+                log.note("policy", "trusted", changed.on_record(by_record[record], "trusted"))
             changed.trust(record)
         return None
     ctx.exit(Exit.FINDING)

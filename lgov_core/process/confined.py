@@ -26,7 +26,6 @@ from lgov_core.process.children import VARIABLE
 from lgov_core.process.governed import policy_in, say, write_error
 from lgov_core.process.invocation import is_interpreter, parse_command
 from lgov_core.process.run import RunOptions, changed_lines, refuse_run, run_program
-from lgov_core.trust import refuse_untrusted
 from lgov_core.types import new_id
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def enter_box(
             f"the box shows nothing of the record's folder, {governance.audit.parent}: the trace store cannot be in it",
             hint="name another folder, as in: lgov run --store .traces/traces.db --confine",
         )
-    refuse_untrusted(governance.audit)
+    governance.refuse_untrusted()
     rules = preset_rules(preset or "workspace", Path.cwd()) if confined is None else confined.with_preset(preset)
     private = make_private_folder()
     try:
@@ -151,7 +150,7 @@ def _run_outside(
         opened.callback(remove_placeholders, plan, options.governance.audit)
         watch = options.governance.begin_run(options.rollout_id or new_id("run"), plan.places, below=plan.rules.write)
         opened.callback(watch.end)
-        refuse_untrusted(options.governance.audit)
+        options.governance.refuse_untrusted()
         log = options.governance.open_record(*("", "") if confined is None else (confined.digest, confined.mode))
         opened.callback(_close, log)
         stores = {store: _requests(store, asking) for store, asking in _stores(confined).items()}
@@ -174,7 +173,7 @@ def _run_outside(
         placed.release()
         status = placed.wait()
         models = {server: count for server, count in attempts.allowed.items() if server in reach.models()}
-        fields |= {"changed": changed_lines(watch), "models": models}
+        fields |= {"changed": changed_lines(watch, options.governance), "models": models}
         _report(placed.layers, attempts, denials, fields, status, options)
     return status
 

@@ -97,7 +97,7 @@ def run_mcp(
             lines.append(f"{effects.total()} decisions, {blocked} blocked; record: {governance.audit}")
         lines += opened.problems
     finally:
-        for line in [*lines, *changed_lines(watch)]:
+        for line in [*lines, *changed_lines(watch, governance)]:
             say(line)
     return status
 

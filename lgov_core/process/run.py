@@ -45,7 +45,7 @@ from lgov_core.process.governed import (
 from lgov_core.process.invocation import Invocation, execute, parse_command
 from lgov_core.scope import RolloutScope, carry_into_threads
 from lgov_core.settings import without_password
-from lgov_core.trust import RunWatch, refuse_untrusted
+from lgov_core.trust import RunWatch
 from lgov_core.types import BLOCKING, Outcome, Rollout, new_id
 
 #: Descriptors kept for the closing report, which needs some when the program has used up its own.
@@ -117,7 +117,7 @@ class GovernedRun:
         governance = options.governance
         boxed = governance.broker is not None  # then the process outside watches what governs
         if not boxed:
-            refuse_untrusted(governance.audit)
+            governance.refuse_untrusted()
         if governance.policy is None:
             governance = governance.under(policy_in(invocation.folder, invocation.target))
         self.invocation = invocation
@@ -138,7 +138,7 @@ class GovernedRun:
         try:
             self.process = GovernedProcess(governance, self.refuse, plugins=options.plugins)
             if not boxed:
-                refuse_untrusted(governance.audit)  # also what changed since the watch began, before it was read
+                governance.refuse_untrusted()  # also what changed since the watch began, before it was read
         except BaseException:
             self.end_watch()
             raise
@@ -182,7 +182,7 @@ class GovernedRun:
     def end_watch(self) -> list[str]:
         """Ends the watch over what governs; returns what changed, in words."""
         watch, self.watch = self.watch, None
-        return [] if watch is None else changed_lines(watch)
+        return [] if watch is None else changed_lines(watch, self.options.governance)
 
     def _refuse_to_be_replaced(self, name: str) -> None:
         """Ends a program that replaces itself by another: there would be no closing report, and no status of lgov's."""
@@ -327,12 +327,13 @@ class GovernedRun:
         return refused
 
 
-def changed_lines(watch: RunWatch) -> list[str]:
-    """Ends ``watch``; returns a line for each place that governs and changed, and what that means for the next start."""
+def changed_lines(watch: RunWatch, governance: Governance) -> list[str]:
+    """Ends ``watch``; returns a line for each place that governs and changed, which is on record then, and what it means."""
     try:
         changes = watch.end()
     except OSError as error:
         return [f"what governs cannot be compared with the start: {error}"]
+    governance.note_changes(changes, "found", "found at the end of a run")
     further = ["the next start is refused until lgov policy trust, or until the change is undone"] if changes else []
     return [*map(str, changes), *further]
 

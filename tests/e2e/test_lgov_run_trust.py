@@ -193,17 +193,22 @@ def test_the_record_says_from_when_on_a_policy_holds_and_who_accepted_a_change(f
     for _ in range(2):  # the same policy: nothing new begins
         assert run(folder, "").returncode == 0
     run(folder, "open('policy.yaml', 'a').write('mode: shadow\\n')")
+    assert run(folder, "").returncode == 78
     assert CliRunner().invoke(cli, ["policy", "trust", "--yes"]).exit_code == 0
     run(folder, "")
-    first, trusted, second = policies_on_record(folder)
+    first, changed, refused, trusted, second = policies_on_record(folder)
+    assert [entry["content"]["text"] for entry in (first, second)] == [POLICY, POLICY + "mode: shadow\n"]
+    changes = {str(folder / "policy.yaml"): "changed"}
+    assert (changed["found"], refused["refused"]) == (changes, changes)
+    assert refused["reason"].startswith("refused at a start by")
     assert (first["name"], first["mode"], second["mode"]) == (str(folder / "policy.yaml"), "enforce", "shadow")
     assert first["policy_digest"] != second["policy_digest"]
-    assert trusted["trusted"] == {str(folder / "policy.yaml"): "changed"}
-    assert {entry["by"] for entry in (first, trusted, second)} == {pwd.getpwuid(os.getuid()).pw_name}
+    assert trusted["trusted"] == changes
+    assert {entry["by"] for entry in (first, changed, refused, trusted, second)} == {pwd.getpwuid(os.getuid()).pw_name}
     assert CliRunner().invoke(cli, ["audit", "verify", ".lgov/audit.db"]).exit_code == 0
     report = CliRunner().invoke(cli, ["export", ".lgov/audit.db", "--format", "report", "--json"]).stdout
     told = [change["what"] for change in json.loads(report)["changes"]]
-    assert told[1] == f"{folder / 'policy.yaml'} changed: trusted by {trusted['by']}"
+    assert told[3] == f"{folder / 'policy.yaml'} changed: trusted by {trusted['by']}"
 
 
 @pytest.mark.parametrize("record", [".lgov/audit.db", "logs/audit.db"])
@@ -233,10 +238,21 @@ def test_settings_that_nobody_can_read_are_named_and_the_owner_still_sees_the_ch
     assert run(folder, "").returncode == 0, "undone"
 
 
-def test_a_change_that_is_undone_needs_no_trust(folder: Path) -> None:
+def test_a_change_that_is_undone_needs_no_trust_and_stays_on_record(folder: Path) -> None:
     run(folder, "open('policy.yaml', 'a').write('mode: shadow\\n')")
     (folder / "policy.yaml").write_text(POLICY)
     assert run(folder, "").returncode == 0
+    assert policies_on_record(folder)[-1]["found"] == {str(folder / "policy.yaml"): "changed"}
+
+
+def test_settings_that_changed_do_not_say_where_a_refusal_is_recorded(folder: Path) -> None:
+    run(folder, "open('lgov.toml', 'w').write('audit = \"other.db\"')")
+    (folder / "other.db").touch()
+    assert run(folder, "").returncode == 78
+    assert (folder / "other.db").read_bytes() == b""
+    assert [entry["reason"][:19] for entry in policies_on_record(folder, ".lgov/audit.db")][1:] == [
+        "found at the end of"
+    ]
 
 
 def test_an_edit_between_runs_is_the_owners(folder: Path) -> None:

@@ -132,6 +132,19 @@ def test_a_policy_file_without_a_store_asks_in_the_usual_file(tmp_path: Path, mo
     assert key not in done.output
 
 
+def test_a_key_is_handed_out_once_it_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lgov.toml").write_text('audit = "audit.db"\n')
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert CliRunner().invoke(cli, ["approvals", "--key", "ada"]).exit_code == 0
+    with AuditLog("audit.db") as log:
+        told = [(entry.kind, entry.name, (entry.reason or "")[:20]) for entry in log.entries()]
+    assert told == [("policy", "approver ada", "a new key, which end")] * 2
+    (tmp_path / "audit.db").write_text("no record")
+    refused = CliRunner().invoke(cli, ["approvals", "--key", "ada"])
+    assert (refused.exit_code, refused.stdout) == (4, "")
+
+
 def test_a_call_that_waits_is_answered_after_a_restart_of_its_program(tmp_path: Path) -> None:
     path = tmp_path / "approvals.db"
     program = (
