@@ -195,14 +195,15 @@ def _at(time_ns: int) -> datetime:
 class AuditorReport:
     """The report of a record for an auditor; times are ISO 8601 in UTC.
 
-    ``verified`` is the proof (`lgov_core.audit.verify.VerifyReport`) of the whole record and ``in_words`` the same as text.
-    ``records`` are this record and the archived ones before it, the oldest first, each with its own proof; ``keys`` the public
-    keys that signed them, each with its SHA-256 fingerprint. Everything else is of the entries that were chosen in all of
-    them. ``policies`` and ``versions`` (of lgov's code) have the first and last decision under each, ``shadow`` the spans of
-    time in which a policy let pass what it denies: from the first such decision to the last one before a denial that was
-    enforced. ``ungoverned`` is what governed programs started or sent that no rule saw. ``denials`` (with those of shadow
-    mode), ``rejections`` by a person, ``unanswered`` calls that waited for one, and ``approvals`` name the act, the policy, the
-    rule and the reason, in which the person is named. ``changes`` are erasures, rotations, deletions of archives, and boxes.
+    ``verified`` is the proof (`lgov_core.audit.verify.VerifyReport`) of the whole record and ``in_words`` the same as
+    text. ``records`` are this record and the archived ones before it, the oldest first, each with its own proof; ``keys``
+    the public keys that signed them, each with its SHA-256 fingerprint. Everything else is of the entries that were chosen
+    in all of them. ``policies`` and ``versions`` (of lgov's code) have the first and last decision under each, ``shadow``
+    the spans of time in which a policy let pass what it denies: from the first such decision to the last one before a
+    denial that was enforced; for a policy in shadow mode that denied nothing, all its time. ``ungoverned`` is what
+    governed programs started or sent that no rule saw. ``denials`` (with those of shadow mode), ``rejections`` by a
+    person, ``unanswered`` calls that waited for one, and ``approvals`` name the act, the policy, the rule and the reason,
+    in which the person is named. ``changes`` are erasures, rotations, deletions of archives, and boxes.
     ``notes`` say what a section cannot show.
     """
 
@@ -250,7 +251,7 @@ _SECTIONS: Final = {
     "ungoverned": "Not governed",
     "denials": "Denials by a policy",
     "rejections": "Rejections by a person",
-    "unanswered": "Waited for a person, without an answer",
+    "unanswered": "Calls that ended before a person answered",
     "approvals": "Approvals",
     "changes": "Changes of the record",
 }
@@ -261,6 +262,7 @@ _NOTES: Final = {
         " here: programs started without lgov, what the listed programs did, and acts of a governed program that are no call"
         " of its framework. An empty list does not show that everything was governed."
     ),
+    "unanswered": "A call that is made again for the same request is listed again.",
     "approvals": "Callbacks of the program can approve too: they are named as such.",
 }
 _NOT_FOUND: Final = (
@@ -298,7 +300,8 @@ def evidence(
         else:
             notes["records"] = _NOT_FOUND.format(**previous)
     verified = proofs[-1][1]
-    chosen = [entry for name, _ in proofs for entry in _selected(Path(name), selection, after, len(proofs) > 1)]
+    modes: dict[str, str] = {}
+    chosen = [entry for name, _ in proofs for entry in _selected(Path(name), selection, after, len(proofs) > 1, modes)]
     every = [entry for entry, _ in chosen]
     decisions = [(entry, about) for entry, about in chosen if entry.kind == "decision"]
     blocked = [(entry, about) for entry, about in decisions if entry.verdict["effect"] in BLOCKING]
@@ -307,6 +310,8 @@ def evidence(
         act = _act(entry, about, entry.verdict, reasons) | {"enforced": entry.effect in BLOCKING}
         acts[_kind_of_denial(entry)].append(act)
     approvals = [(entry, about, by) for entry, about in decisions if (by := entry.approval) is not None]
+    policies = _periods(decisions, lambda entry: ("policy digest", entry.policy_digest or "(none)"))
+    policies = [period | {"mode": modes.get(period["policy digest"])} for period in policies]
     return AuditorReport(
         str(path),
         asdict(verified),
@@ -314,9 +319,9 @@ def evidence(
         [_proof(Path(name).name, proof) for name, proof in proofs],
         _keys(proofs, str(key) if verified.key_trusted else None),
         audit_report(every).as_json(),
-        _periods(decisions, lambda entry: ("policy digest", entry.policy_digest or "(none)")),
+        policies,
         _periods(decisions, lambda entry: ("lgov", entry.code_version or "(unknown)")),
-        _shadow_periods(entry for entry, _ in blocked),
+        _shadow_periods((entry for entry, _ in blocked), policies),
         [
             about
             | {name: _names(entry.body[name]) for name in ("programs", "others", "requests") if entry.body.get(name)}
@@ -364,10 +369,17 @@ def _keys(proofs: Sequence[tuple[str, VerifyReport]], compared_with: str | None)
 _Chosen: TypeAlias = tuple[AuditEntry, dict[str, Any]]
 
 
-def _selected(path: Path, selection: EntrySelection, after: int, is_one_of_several: bool) -> list[_Chosen]:
+def _selected(
+    path: Path, selection: EntrySelection, after: int, is_one_of_several: bool, modes: dict[str, str]
+) -> list[_Chosen]:
+    """The chosen entries of a record; ``modes`` gets the mode of each policy that began in it, by digest."""
     named = {"record": path.name} if is_one_of_several else {}
     with AuditLog(path, signer=None) as log:
-        entries = [entry for entry in log.entries(selection.rollout_id, after=after) if selection.holds(entry)]
+        every = log.entries()
+    modes |= {
+        entry.policy_digest: entry.body["mode"] for entry in every if entry.kind == "policy" and "mode" in entry.body
+    }
+    entries = [entry for entry in every if entry.position > after and selection.holds(entry)]
     return [
         (entry, {**named, "entry": entry.position, "time": _iso(entry), "rollout": entry.rollout_id})
         for entry in entries
@@ -403,8 +415,8 @@ def _periods(entries: Iterable[_Chosen], key: Callable[[AuditEntry], tuple[str, 
     return list(periods.values())
 
 
-def _shadow_periods(denials: Iterable[AuditEntry]) -> list[dict[str, Any]]:
-    """The spans of time in which denials were not enforced; one that was enforced ends a span."""
+def _shadow_periods(denials: Iterable[AuditEntry], policies: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The spans of time in which denials were not enforced; one that was enforced ends a span. Then policies without any."""
     periods: list[dict[str, Any]] = []
     running = False
     for entry in denials:
@@ -415,7 +427,11 @@ def _shadow_periods(denials: Iterable[AuditEntry]) -> list[dict[str, Any]]:
             periods.append({"policy digest": entry.policy_digest, "first": _iso(entry), "not enforced": 0})
         periods[-1] |= {"last": _iso(entry), "not enforced": periods[-1]["not enforced"] + 1}
         running = True
-    return periods
+    digests = {period["policy digest"] for period in periods}
+    quiet = (period for period in policies if period["mode"] == "shadow" and period["policy digest"] not in digests)
+    return periods + [
+        {**{name: period[name] for name in ("policy digest", "first", "last")}, "not enforced": 0} for period in quiet
+    ]
 
 
 def _change(entry: AuditEntry, about: Mapping[str, Any], reasons: bool) -> dict[str, Any]:

@@ -181,7 +181,9 @@ def verify(
     except _Broken as broken:
         return VerifyReport(False, 0, problem=broken.problem)
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        return VerifyReport(False, 0, problem=f"{name} cannot be read: {error}")
+        is_none = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB
+        why = f"is no record, and {name}{SIGNATURE}, by which a report is verified, is not there" if is_none else ""
+        return VerifyReport(False, 0, problem=f"{name} {why or f'cannot be read: {error}'}")
 
 
 def _opened(name: str, address: str) -> sqlite3.Connection:

@@ -262,7 +262,9 @@ def _report_evidence(path: Path, selection: EntrySelection, target: str | None, 
             atomic_write(signature, signed.encode("ascii"))
             click.echo(f"signed: {signature}", err=True)
         else:
-            click.echo("not signed: the key that signed the record is not at hand (the setting audit_key)", err=True)
+            why = "the key that signed the record is not at hand (the setting audit_key)"
+            why = "the record is not signed" if report.verified["key"] is None else why
+            click.echo(f"not signed: {why if report.is_right else 'the record is broken'}", err=True)
     if not report.is_right:
         click.get_current_context().exit(Exit.AUDIT_BROKEN)
 

@@ -158,6 +158,22 @@ def test_a_record_in_use_is_not_archived(tmp_path: Path, key: SigningKey) -> Non
     assert not list((tmp_path / "old").iterdir())
 
 
+def test_a_broken_record_is_not_archived_and_the_next_begins_without_it(tmp_path: Path, key: SigningKey) -> None:
+    path = tmp_path / "audit.db"
+    write(path, key, "one", "two")
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TRIGGER entries_are_not_changed")
+        connection.execute("UPDATE entries SET body = replace(body, 'two', 'six') WHERE position = 2")
+    connection.close()
+    rotation = ("audit", "rotate", str(path), "--to", "old", "--set", "audit_key=audit.key", "--accept-loss")
+    done = lgov(*rotation)
+    assert (done.exit_code, "BROKEN at entry 2" in done.stderr) == (4, True), done.output
+    path.rename(tmp_path / "broken.db")
+    assert lgov(*rotation).exit_code == 0
+    write(path, key, "three")
+    assert verify(path, head=tmp_path / "audit.db.heads.jsonl", require_signed=True).ok
+
+
 def test_a_signed_record_is_archived_with_its_key_only(tmp_path: Path, key: SigningKey) -> None:
     path = tmp_path / "audit.db"
     write(path, key, "one")

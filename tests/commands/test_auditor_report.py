@@ -88,6 +88,16 @@ def test_the_report_says_who_was_denied_and_approved_and_what_proves_it(record: 
     assert report["changes"][0]["what"] == "texts of 1 entry erased: asked for"
 
 
+def test_a_policy_in_shadow_mode_is_named_even_where_it_would_deny_nothing(record: Path) -> None:
+    with AuditLog(record, signer=load_key(record.parent / "audit.key")) as log:
+        log.begin_policy("c" * 64, "policy.yaml", "shadow")
+        log.commit(act("read_file"), Decision(Effect.ALLOW, "desk", "reads", policy_digest="c" * 64))
+    for options in ((), ("--where", "tool=read_file")):  # the entry that says so need not be among the chosen
+        report = json.loads(lgov("export", str(record), "--format", "report", *options, "--json").stdout)
+        assert (report["shadow"][-1]["policy digest"], report["shadow"][-1]["not enforced"]) == ("c" * 64, 0)
+        assert [row["mode"] for row in report["policies"]][-1] == "shadow"
+
+
 def test_a_rejection_by_a_person_is_no_denial_by_a_policy(record: Path) -> None:
     with AuditLog(record, signer=load_key(record.parent / "audit.key")) as log:
         log.commit(act("refund", order=8), REJECTED)
@@ -171,7 +181,12 @@ def test_without_the_secret_key_a_report_is_not_signed_and_says_so(record: Path)
     (record.parent / "report.txt.sig").write_text("of an older report")
     done = lgov("export", str(record), "--format", "report", "--to", "report.txt")
     assert done.exit_code == 0
-    assert "not signed" in done.stderr
+    assert "not signed: the key that signed the record is not at hand" in done.stderr
+    alone_done = alone(record.parent, "report.txt")
+    assert (
+        alone_done.returncode,
+        "report.txt.sig, by which a report is verified, is not there" in alone_done.stdout,
+    ) == (4, True)
     assert not (record.parent / "report.txt.sig").exists()
 
 
@@ -201,8 +216,18 @@ def test_the_text_is_for_a_terminal(record: Path) -> None:
 def test_a_broken_record_is_reported_as_broken(record: Path) -> None:
     forge(record)
     done = lgov("export", str(record), "--format", "report", "--to", "report.html")
-    assert done.exit_code == Exit.AUDIT_BROKEN
+    assert (done.exit_code, "signed: report.html.sig" in done.stderr) == (Exit.AUDIT_BROKEN, True)
     assert 'class="broken"' in (record.parent / "report.html").read_text()
+
+
+def test_a_record_that_is_broken_before_its_key_is_known_is_said_to_be_broken(record: Path) -> None:
+    with sqlite3.connect(record) as connection:
+        (trigger,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'heads_are_not_removed'").fetchone()
+        connection.execute("DROP TRIGGER heads_are_not_removed")
+        connection.execute("DELETE FROM heads WHERE number = 1")
+        connection.execute(trigger)
+    done = lgov("export", str(record), "--format", "report", "--to", "report.html")
+    assert (done.exit_code, "not signed: the record is broken" in done.stderr) == (Exit.AUDIT_BROKEN, True)
 
 
 def test_the_verifier_is_one_file_that_needs_nothing_of_lgov(

@@ -127,9 +127,7 @@ def test_without_content_nothing_that_was_written_is_inside(
 ) -> None:
     record_rollout(store, "ro", "task", None, 0.0, said="a secret")
     page = exported(static, tmp_path, monkeypatch, content=False)
-    assert not {"a secret", "Done.", "staff", "DENIED"} & {
-        word for word in ("a secret", "Done.", "staff", "DENIED") if word in page
-    }
+    assert [word for word in ("a secret", "Done.", "staff", "DENIED", "Not this table.") if word in page] == []
     data = json.loads(parts(page)["data"])
     shown = data["responses"][f"rollouts/ro?attempt=1&source={tmp_path.name}"]
     assert shown["steps"][0]["tools"][0]["decisions"][0]["rule"] == "no-drop"

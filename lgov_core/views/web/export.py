@@ -139,8 +139,9 @@ _TOKENS_OF_A_CALL: Final = 4_000
 _TOKENS: Final = 200_000
 #: Seconds for which an audit record and a list are waited for.
 _WAIT_S: Final = 120.0
-#: What a model, a tool or a user wrote: fields of these names, and every text that may be long.
-_CONTENT: Final = frozenset({"error", "ids", "texts", "rewritten"})
+#: What a model, a tool or a user wrote: fields of these names (a reason may quote it), each with what takes its place; and
+#: every text that may be long.
+_CONTENT: Final = {"error": None, "ids": None, "texts": None, "rewritten": None, "reason": ""}
 _TEXT: Final = frozenset({"text", "length", "ref"})
 
 
@@ -303,10 +304,10 @@ def _path(path: str, parameters: Mapping[str, str]) -> str:
 
 
 def _without_content(value: Any) -> Any:
-    """``value`` with None for what models, tools and users wrote."""
+    """``value`` with nothing for what models, tools and users wrote."""
     if isinstance(value, dict):
         fields: dict[str, Any] = value
         if fields.keys() == _TEXT:
             return None
-        return {name: None if name in _CONTENT else _without_content(item) for name, item in fields.items()}
+        return {name: _CONTENT[name] if name in _CONTENT else _without_content(item) for name, item in fields.items()}
     return [_without_content(item) for item in value] if isinstance(value, list | tuple) else value
