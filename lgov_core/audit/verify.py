@@ -778,8 +778,23 @@ _BASE: Final = cast(_Point, _decode((4 * pow(5, _P - 2, _P) % _P).to_bytes(32, "
 # ---------------------------------------------------------------------- as a program
 
 
-def in_words(report: VerifyReport) -> str:
+def verify_given(
+    path: str, *, archive: str | None, key: str | None, **checks: Any
+) -> list[tuple[str, VerifyReport | ReportSignature]]:
+    """Verifies a report, if its signature lies beside it, or else the record at ``path``, with ``archive`` those before it."""
+    if os.path.isfile(path + SIGNATURE):
+        return [(path, verify_report(path, key=key))]
+    if archive is None:
+        return [(path, verify(path, key=key, **checks))]
+    if not os.path.isdir(archive):
+        return [(path, VerifyReport(False, 0, problem=f"--archive: there is no folder {archive}", usage=True))]
+    return [*verify_archived(path, archive, key=key, **checks)]
+
+
+def in_words(report: VerifyReport | ReportSignature) -> str:
     """The report for people: what is right, and what was not proved."""
+    if isinstance(report, ReportSignature):
+        return report.words()
     if not report.ok:
         where = f" at entry {report.first_bad}" if report.first_bad is not None else ""
         named = f" ({report.first_bad_id})" if report.first_bad_id else ""
@@ -844,20 +859,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not os.path.exists(options.path):
         parser.exit(1, f"error: there is no audit record {options.path}\n")
-    if os.path.isfile(options.path + SIGNATURE):
-        signature = verify_report(options.path, key=options.key)
-        if signature.usage:
-            parser.error(str(signature.problem))
-        about = json.dumps({"path": options.path, **asdict(signature)}, indent=2)
-        sys.stdout.write((about if options.json else signature.words()) + "\n")
-        return 0 if signature.ok else 4
     checks: dict[str, Any] = {"key": options.key, "head": options.head, "require_signed": options.require_signed}
-    if options.archive is None:
-        reports = [(options.path, verify(options.path, **checks))]
-    elif os.path.isdir(options.archive):
-        reports = verify_archived(options.path, options.archive, **checks)
-    else:
-        parser.error(f"--archive: there is no folder {options.archive}")
+    reports = verify_given(options.path, archive=options.archive, **checks)
     for name, report in reports:
         if report.usage:
             parser.error(str(report.problem))

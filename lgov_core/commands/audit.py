@@ -74,22 +74,10 @@ def verify(
         if head is not None or archive is not None:
             raise click.UsageError("--head and --archive are for audit records; a checkpoint has none")
         ctx.exit(_verify_folder(path, key, require_signed, as_json))
-    from lgov_core.audit.verify import SIGNATURE, in_words, verify_archived, verify_report
-    from lgov_core.audit.verify import verify as verify_record
+    from lgov_core.audit.verify import in_words, verify_given
 
-    if Path(f"{path}{SIGNATURE}").is_file():
-        signature = verify_report(path, key=key)
-        if signature.usage:
-            raise click.UsageError(str(signature.problem))
-        write_result({"path": str(path), **asdict(signature)}, signature.words(), as_json=as_json)
-        ctx.exit(Exit.OK if signature.ok else Exit.AUDIT_BROKEN)
-
-    if archive is None:
-        reports = [(str(path), verify_record(path, key=key, head=head, require_signed=require_signed))]
-    elif archive.is_dir():
-        reports = verify_archived(path, archive, key=key, head=head, require_signed=require_signed)
-    else:
-        raise click.UsageError(f"--archive: there is no folder {archive}")
+    heads, folder = (None if each is None else str(each) for each in (head, archive))
+    reports = verify_given(str(path), archive=folder, key=key, head=heads, require_signed=require_signed)
     if reports[0][1].usage:
         raise click.UsageError(str(reports[0][1].problem))
     values: list[dict[str, Any]] = [{"path": name, **asdict(report)} for name, report in reports]
