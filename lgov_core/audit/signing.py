@@ -175,11 +175,11 @@ class LostEntries(AuditError):
 
 @dataclass(frozen=True, slots=True)
 class KeptHead:
-    """A head as it is kept outside of its record: the statement, its text, and the signature in hex."""
+    """A head as it is kept outside of its record: the statement, its text, and the signature."""
 
     fields: Mapping[str, Any]
     body: str
-    signature: str
+    signature: bytes
 
     @classmethod
     def of_line(cls, line: bytes) -> KeptHead | None:
@@ -187,8 +187,9 @@ class KeptHead:
         with suppress(ValueError, KeyError, TypeError, RecursionError):
             values = json.loads(line)
             fields = json.loads(values["body"])
-            if isinstance(fields["number"], int) and isinstance(fields["last"], int):
-                return cls(fields, values["body"], values["signature"])
+            signature = bytes.fromhex(values["signature"])
+            if 0 < int(fields["number"]) < 2**63 and [type(fields[name]) for name in ("record", "last")] == [str, int]:
+                return cls(fields, values["body"], signature)
         return None
 
     def is_signed(self) -> bool:
@@ -197,7 +198,7 @@ class KeptHead:
 
         with suppress(ValueError, KeyError, TypeError):
             key = Ed25519PublicKey(bytes.fromhex(self.fields["key"]))
-            return key.verify(_DOMAIN + self.body.encode(), bytes.fromhex(self.signature))
+            return key.verify(_DOMAIN + self.body.encode(), self.signature)
         return False
 
 
@@ -232,7 +233,7 @@ class KeptHeads:
             for kept in sorted(self._newest("record", record), key=lambda head: -head.fields["number"]):
                 at = (kept.fields["number"],)
                 row = connection.execute("SELECT body, signature FROM heads WHERE number = ?", at).fetchone()
-                if row == (kept.body, bytes.fromhex(kept.signature)):
+                if row == (kept.body, kept.signature):
                     break
                 if kept.is_signed():
                     (entries,) = connection.execute("SELECT count(*) FROM entries").fetchone()

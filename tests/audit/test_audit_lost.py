@@ -156,7 +156,14 @@ def test_what_a_kill_leaves_out_or_cuts_off_and_what_nobody_signed_refuses_nothi
     newest = json.loads(lines[-1])
     body = newest["body"].replace('"number":3', '"number":9')
     forged = json.dumps({**newest, "number": 9, "body": body}) + "\n"
-    for text in ("".join(lines[:-1]), "".join(lines)[:-20], "".join([*lines, forged]), "".join(reversed(lines))):
+    malformed = [
+        json.dumps({**newest, "signature": "zz"}),
+        json.dumps({**newest, "body": newest["body"].replace('"number":3', f'"number":{10**30}')}),
+        json.dumps({**newest, "body": newest["body"].replace('"record"', '"other":{},"recor"')}),
+        json.dumps({**newest, "body": newest["body"].replace('"last":6', '"last":"6"')}),
+    ]
+    noise = "\n".join([*malformed, json.dumps(newest["body"]), "[" * 9999, ""])
+    for text in ("".join(lines[:-1]), "".join(lines)[:-20], "".join([*lines, forged, noise]), "".join(reversed(lines))):
         heads.write_text(text)
         write(path, key, heads)
 

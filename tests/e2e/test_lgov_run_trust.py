@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from lgov_core.audit import make_key
 from lgov_core.commands import cli
 from lgov_core.errors import InstrumentationError
 from lgov_core.governance import Governance
@@ -345,3 +346,21 @@ def test_notes_that_cannot_be_read_are_no_permission(folder: Path) -> None:
     notes.symlink_to(notes)
     with pytest.raises(InstrumentationError, match="cannot be read"):
         Governance(policy=folder / "policy.yaml", audit=Path(".lgov/audit.db")).open()
+
+
+def test_a_program_that_removes_the_record_and_dies_does_not_hide_it_from_heads_elsewhere(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    make_key(elsewhere / "audit.key")
+    (folder / "lgov.toml").write_text(f'audit_key = "{elsewhere}/audit.key"\nheads = "{elsewhere}/heads.jsonl"\n')
+    gone = "import os, shutil, signal\nshutil.rmtree('.lgov')\nos.kill(os.getpid(), signal.SIGKILL)"
+    assert run(folder, "").returncode == 0
+    assert run(folder, gone).returncode == -signal.SIGKILL
+    refused = run(folder, "print('ran')")
+    assert (refused.returncode, refused.stdout, "audit.db is gone" in refused.stderr) == (78, "", True)
+    accepted = CliRunner().invoke(cli, ["audit", "rotate", ".lgov/audit.db", "--to", "old", "--accept-loss"])
+    assert accepted.exit_code == 0, accepted.output
+    assert run(folder, "print('ran')").stdout == "ran\n"
+    verified = CliRunner().invoke(cli, ["audit", "verify", ".lgov/audit.db", "--head", f"{elsewhere}/heads.jsonl"])
+    assert (verified.exit_code, "lost: entries 1 to " in verified.output) == (0, True)
