@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -142,7 +142,7 @@ class ApiRoutes:
             except GateRefusal as refusal:
                 return self._refused(call, refusal)
         request = call.exchange.request
-        writer = call.exchange.reply_writer(new_id(api.id_prefix))
+        writer = call.exchange.reply_writer()
         if request.stream:
             return StreamedReply(  # type: ignore[return-value]
                 call,
@@ -153,8 +153,11 @@ class ApiRoutes:
                 judging=None if judged is None else self._stream_judging(call, judged),
                 kept=keep,
             )
-        async with self._reported(judged, engine):
+        try:
             completion = await engine.chat(request)
+        except Exception as error:
+            await self._report(error, judged, engine)
+            raise
         completion, reply, _ = writer.settle(completion)
         await self._capture.commit(call, completion, reply)
         if judged is not None and (instead := await self._release(call, judged, completion, reply)) is not None:
@@ -185,24 +188,23 @@ class ApiRoutes:
     async def _stream(self, call: ReceivedCall, judged: GateRequest | None) -> AsyncIterator[StreamPiece]:
         """The engine's stream; a failure is reported to the gate."""
         stream = cast("Any", call.engine.stream(call.exchange.request))
-        async with self._reported(judged, call.engine), aclosing(stream):
-            async for piece in stream:
-                yield piece
+        try:
+            async with aclosing(stream):
+                async for piece in stream:
+                    yield piece
+        except Exception as error:
+            await self._report(error, judged, call.engine)
+            raise
 
     def _stream_judging(self, call: ReceivedCall, judged: GateRequest) -> StreamJudging:
         passes_text = self._gate is not None and call.exchange.request.n == 1 and not self._gate.reads_replies()
         return StreamJudging(partial(self._release, call, judged), passes_text)
 
-    @asynccontextmanager
-    async def _reported(self, judged: GateRequest | None, engine: Engine) -> AsyncGenerator[None]:
-        """Reports an error of the engine to the gate, and raises it as one of lgov's."""
-        try:
-            yield
-        except Exception as error:
-            if self._gate is not None and judged is not None:
-                await self._gate.failed(judged, error)
-            if isinstance(error, LgovError):
-                raise
+    async def _report(self, error: Exception, judged: GateRequest | None, engine: Engine) -> None:
+        """Reports an error of the engine to the gate; raises one that is not lgov's as one of lgov's."""
+        if self._gate is not None and judged is not None:
+            await self._gate.failed(judged, error)
+        if not isinstance(error, LgovError):
             raise as_lgov_error(error, engine.name) from error
 
     def _exchange(self, api: Api, who: Attribution, body: Mapping[str, Any], engine: Engine) -> Exchange:
@@ -335,8 +337,11 @@ class ApiRoutes:
         try:
             if await self._gate.admit(judged) is not judged:
                 raise EndpointError(f"a policy changed the call, which {route} cannot carry", status=403)
-            async with self._reported(judged, engine):
+            try:
                 reply = await ask()
+            except Exception as error:
+                await self._report(error, judged, engine)
+                raise
             await self._gate.release(judged, [GateReply(new_id("emb"), "", (), "stop", used(reply), 0)])
             return reply
         except GateRefusal as refusal:

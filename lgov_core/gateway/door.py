@@ -10,6 +10,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Collection
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from starlette.datastructures import Headers
@@ -125,6 +126,7 @@ def _read_origin(origin: str) -> tuple[str, str, str | None] | None:
     return (scheme, read["name"], read["port"] or _PORTS.get(scheme)) if separator and read is not None else None
 
 
+@lru_cache(256)
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))

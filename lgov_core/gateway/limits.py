@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -112,9 +113,8 @@ class BodyBudget:
 class LimitedRequest:
     """``receive`` and ``send`` of one request within the limits; notes its status and the time of the first byte.
 
-    `receive` raises `EndpointError` (408) when the body is not there ``body_s`` seconds after its first call. What it
-    reads, at most ``max_body`` bytes, counts against the budget until `release`; `Busy` (503) beyond it. A client that does
-    not take a piece of the answer within ``write_s`` seconds counts as disconnected: `OSError`.
+    What `receive` reads, at most ``max_body`` bytes, counts against the budget until `release`; `Busy` (503) beyond it. How
+    long a client may take is up to the server's protocol (`lgov_core.gateway.server`).
     """
 
     def __init__(self, limits: Limits, budget: BodyBudget, receive: Receive, send: Send) -> None:
@@ -123,24 +123,12 @@ class LimitedRequest:
         self._receive = receive
         self._send = send
         self._held = 0
-        self._deadline: float | None = None
-        self._whole = False
         self.status = 0
         self.first_at: float | None = None
 
     async def receive(self) -> Message:
         """The next message of the client."""
-        if self._whole:
-            return await self._receive()
-        if self._deadline is None:
-            self._deadline = asyncio.get_running_loop().time() + self._limits.body_s
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                message = await self._receive()
-        except TimeoutError as error:
-            what = f"the request's body did not arrive within {self._limits.body_s:g} s"
-            raise EndpointError(what, status=408, hint="send it again, faster") from error
-        self._whole = not message.get("more_body", False)
+        message = await self._receive()
         more = min(len(message.get("body") or b""), self._limits.max_body - self._held)  # no more is kept
         self._hold(more)
         return message
@@ -169,11 +157,7 @@ class LimitedRequest:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.first_at = time.perf_counter()
-        try:
-            async with asyncio.timeout(self._limits.write_s):
-                await self._send(message)
-        except TimeoutError as error:
-            raise OSError(f"the client took nothing for {self._limits.write_s:g} s") from error
+        await self._send(message)
 
     def release(self) -> None:
         """Gives the bytes of the body back to the budget."""
@@ -389,22 +373,29 @@ class Metrics(Collector):
             )
         )
         registry.register(self)
+        #: Looking a label up takes longer than counting.
+        self._of_route = cache(self._labelled)
+        self._of_status = cache(self._requests.labels)
 
     def add_source(self, source: Callable[[], Iterable[Reading]]) -> None:
         """Adds a source of numbers; it is called whenever the metrics are read, in the event loop."""
         self._sources.append(source)
 
+    def _labelled(self, route: str) -> tuple[Gauge, Histogram, Histogram]:
+        return self._running.labels(route), self._took.labels(route), self._first.labels(route)
+
     def began(self, route: str) -> None:
         """A request came for ``route``, the path with its parameters' names."""
-        self._running.labels(route).inc()
+        self._of_route(route)[0].inc()
 
     def ended(self, route: str, status: int, seconds: float, first_s: float | None) -> None:
         """It was answered (0: the client got no answer) after ``seconds``; the first byte went out after ``first_s``."""
-        self._running.labels(route).dec()
-        self._requests.labels(route, str(status)).inc()
-        self._took.labels(route).observe(seconds)
+        running, took, first = self._of_route(route)
+        running.dec()
+        self._of_status(route, status).inc()
+        took.observe(seconds)
         if first_s is not None:
-            self._first.labels(route).observe(first_s)
+            first.observe(first_s)
 
     def exposition(self) -> bytes:
         """Everything in the text format of Prometheus."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 import errno
 import socket
 import threading
-from asyncio import TimerHandle, Transport
+from asyncio import AbstractEventLoop, TimerHandle, Transport
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -31,10 +31,13 @@ if TYPE_CHECKING:
     from lgov_core.store import TraceStore
 
 
+#: Bytes that wait for the end of a turn of the event loop.
+_JOINED: Final = 64 * 1024
 _REFUSALS = {
-    414: (b"URI Too Long", b"the request's URL is too long"),
-    431: (b"Request Header Fields Too Large", b"the request's headers are too long"),
-    503: (b"Service Unavailable", b"too many connections are open"),
+    408: "Request Timeout: the request's body did not arrive within {0.body_s:g} s",
+    414: "URI Too Long: the request's URL is too long",
+    431: "Request Header Fields Too Large: the request's headers are too long",
+    503: "Service Unavailable: too many connections are open",
 }
 
 
@@ -47,37 +50,72 @@ def protocol_with(limits: Limits) -> type[HttpToolsProtocol]:
     return type("LimitedProtocol", (_LimitedProtocol,), {"limits": limits})
 
 
+class _Joining:
+    """A transport that sends at once what is written in one turn of the event loop: a head and its body are one packet."""
+
+    def __init__(self, transport: Any, loop: AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._waiting: list[bytes] = []
+        self._size = 0
+        self.is_closing = transport.is_closing
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._waiting:
+            self._loop.call_soon(self._send)
+        self._waiting.append(data)
+        self._size += len(data)
+        if self._size > _JOINED:
+            self._send()
+
+    def close(self) -> None:
+        self._send()
+        self._transport.close()
+
+    def _send(self) -> None:
+        waiting, self._waiting, self._size = self._waiting, [], 0
+        if waiting:
+            self._transport.write(b"".join(waiting))
+
+
 class _LimitedProtocol(HttpToolsProtocol):
     """Refuses URLs and headers that are too long, connections that are too many, and clients that are too slow."""
 
     limits: Limits
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
+        super().connection_made(cast("Transport", _Joining(transport, self.loop)))
         self._head_open = True
         self._head_size = 0
         self._refusal = 400
-        self._head_timer: TimerHandle | None = self.loop.call_later(self.limits.header_s, self._hang_up)
+        self._read_timer: TimerHandle | None = self.loop.call_later(self.limits.header_s, self._hang_up)
+        self._write_timer: TimerHandle | None = None
         if len(self.connections) > self.limits.max_connections:
-            self._refusal = 503
-            self.send_400_response("")
+            self._refuse(503)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
         super().data_received(data)
-        if not self._head_open or self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if not self._head_open:
+            if self._read_timer is None and self.cycle.more_body:
+                self._read_timer = self.loop.call_later(self.limits.body_s, self._body_is_late)
             return
         self._head_size += len(data)
         if self._head_size > self.limits.max_headers + self.limits.max_url:
-            self._refusal = 431
-            self.send_400_response("")
-        elif self._head_timer is None:
-            self._head_timer = self.loop.call_later(self.limits.header_s, self._hang_up)
+            self._refuse(431)
+        elif self._read_timer is None:
+            self._read_timer = self.loop.call_later(self.limits.header_s, self._hang_up)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -103,12 +141,25 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._stop_timer()
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:
+        self._stop_timer()
+        super().on_message_complete()
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         # A client that never reads the answer must not keep it in memory.
         transport: Transport = self.transport
         if transport.is_closing() and transport.get_write_buffer_size():
             self.loop.call_later(self.limits.write_s, transport.abort)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self.limits.write_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
 
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.get_write_buffer_size():
@@ -120,19 +171,32 @@ class _LimitedProtocol(HttpToolsProtocol):
         if self._refusal not in _REFUSALS:
             super().send_400_response(msg)
             return
-        phrase, text = _REFUSALS[self._refusal]
-        head = b"HTTP/1.1 %d %s\r\ncontent-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-        self.transport.write(head % (self._refusal, phrase, len(text)) + text)
+        phrase, _, text = _REFUSALS[self._refusal].format(self.limits).partition(": ")
+        head = f"HTTP/1.1 {self._refusal} {phrase}\r\ncontent-type: text/plain\r\ncontent-length: {len(text)}"
+        self.transport.write(f"{head}\r\nconnection: close\r\n\r\n{text}".encode())
         self.transport.close()
 
+    def _refuse(self, status: int) -> None:
+        self._refusal = status
+        self.send_400_response("")
+
+    def _body_is_late(self) -> None:
+        self._read_timer = None
+        if self.flow.read_paused:  # until there is a place for the request
+            self._read_timer = self.loop.call_later(self.limits.body_s, self._body_is_late)
+        elif self.cycle.response_started or self.pipeline:
+            self.transport.abort()
+        else:
+            self._refuse(408)
+
     def _hang_up(self) -> None:
-        self._head_timer = None
+        self._read_timer = None
         self.transport.abort()
 
     def _stop_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
 
 
 def _listen(host: str, port: int) -> socket.socket:

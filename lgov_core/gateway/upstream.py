@@ -228,7 +228,7 @@ class UpstreamEngine:
                 for name, value in extra_fields.items()
                 if name not in refused and ((requested := request.body.get(name)) is None or requested is False)
             }
-            body = io.BytesIO(wire_bytes({**request.body, **added}))
+            body = aiohttp.BytesIOPayload(io.BytesIO(wire_bytes({**request.body, **added})))
             response = await self._session.post(
                 f"{replica.url}{path}", data=body, headers=headers, timeout=timeout, allow_redirects=False
             )

@@ -114,6 +114,8 @@ class UpstreamPool:
 
     def order(self, sticky: str | None) -> list[Replica]:
         """The servers in the order in which a call should try them."""
+        if len(self.replicas) == 1:
+            return self.replicas
         now = time.monotonic()
         if sticky is None:
             return sorted(self.replicas, key=lambda replica: (not replica.up(now), replica.running))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from lgov_core.errors import EndpointError, LgovError
+from lgov_core.types import new_id
 from lgov_core.wire.chat import (
     changed_chat_reply,
     chat_places,
@@ -97,7 +98,7 @@ class Api:
 
     def pass_on(self, request: ChatRequest) -> ReplyWriter:
         """The writer of a reply that the engine wrote in this API."""
-        return PassedOn(request, self.read_reply, self.assembler(request.n), self.error_body, event=self.error_event)
+        return PassedOn(request, self.read_reply, self.assembler, self.error_body, event=self.error_event)
 
 
 def _read_chat(body: Body, _before: Sequence[Message] = ()) -> ChatRequest:
@@ -251,6 +252,8 @@ class Exchange:
                 body = with_text_at(body, path, text)
         return Exchange.read(self.api, body, native=self.native, before=before)
 
-    def reply_writer(self, response_id: str) -> ReplyWriter:
-        """The writer of the reply; its id is ``response_id`` where the engine does not write in this API."""
-        return self.api.pass_on(self.request) if self.native else self.api.writer(self.request, self.body, response_id)
+    def reply_writer(self) -> ReplyWriter:
+        """The writer of the reply; it has a fresh id where the engine does not write in this API."""
+        if self.native:
+            return self.api.pass_on(self.request)
+        return self.api.writer(self.request, self.body, new_id(self.api.id_prefix))

@@ -50,7 +50,7 @@ class PassedOn:
         self,
         request: ChatRequest,
         read: Callable[[Mapping[str, Any]], Completion],
-        assembler: Assembler,
+        assembler: Callable[[int], Assembler],
         error_body: ErrorBody,
         *,
         event: str | None = None,
@@ -80,10 +80,11 @@ class PassedOn:
 
     def so_far(self) -> Completion:
         """The pieces put together as the API's whole reply."""
+        assembler = self._assembler(self._request.n)
         for data in self._seen:
             if data.strip() != "[DONE]":
-                self._assembler.add(data)
-        return self._read(self._assembler.body(finish_reason="cancelled"))
+                assembler.add(data)
+        return self._read(assembler.body(finish_reason="cancelled"))
 
     def failed(self, error: LgovError, status: int) -> bytes:
         """The error as an event."""
