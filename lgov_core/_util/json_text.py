@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import msgspec
 
@@ -82,6 +82,7 @@ def plain_json(value: Any, depth: int = 0) -> Any:
     raise NotCanonical(f"it holds {type(value).__name__}, which JSON has no form for")
 
 
+_TOKEN_IDS: Final = tuple[Annotated[int, msgspec.Meta(ge=0, lt=2**31)], ...]
 _DECODE: Final = msgspec.json.Decoder().decode
 _ENCODE: Final = msgspec.json.Encoder().encode
 _ENCODE_ALL: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -109,6 +110,14 @@ def fast_json(text: bytes | str) -> Any:
         return _DECODE(text)
     except msgspec.MsgspecError as error:
         raise ValueError(str(error)) from error
+
+
+def token_ids(value: Any) -> tuple[int, ...] | None:
+    """The token ids in a list that was read from JSON: whole numbers from 0, below 2^31; None for anything else."""
+    try:
+        return msgspec.convert(value, _TOKEN_IDS) if isinstance(value, list | tuple) else None
+    except msgspec.ValidationError:
+        return None
 
 
 def wire_bytes(content: Any) -> bytes:

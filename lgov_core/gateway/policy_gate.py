@@ -145,15 +145,15 @@ class EndpointCall(CallPort[GateReply, "list[GateReply]"]):
         self.governor = gate.governor
         self._gate = gate
         self._request = request
+        self._scope: RolloutScope | None = None
+        if request.rollout_id is not None and request.attempt is not None:
+            self._scope = RolloutScope(request.rollout_id, request.attempt)
         #: The call as policies left it, so far.
         self.request_sent = request
 
     def judging(self) -> AbstractContextManager[Any]:
         """See `CallPort.judging`: the attempt to which what is decided belongs."""
-        request = self._request
-        if request.rollout_id is None or request.attempt is None:
-            return nullcontext()
-        return enter_scope(RolloutScope(request.rollout_id, request.attempt))
+        return nullcontext() if self._scope is None else enter_scope(self._scope)
 
     def begin(self) -> ModelCall:
         """See `CallPort.begin`: the endpoint's record has the call, so no span is opened."""
@@ -185,7 +185,7 @@ class EndpointCall(CallPort[GateReply, "list[GateReply]"]):
                 Point.POST_TOOL_CALL, answered["name"], "function", text=text.text, source="tool", **details
             )
 
-        texts = self._texts(roles, users)
+        texts = self._texts(roles, users) if roles else ()
         if (refusal := (yield from decisions.judge_flow(self.governor, texts, action))) is not None:
             return refusal
         instead = decisions.instead_of(lambda: [(message["role"], message["content"]) for message in messages])

@@ -198,7 +198,8 @@ class Governor(Observers):
             return decision
         try:
             decision = replace(decision, policy_digest=self.policy_digest)
-            return replace(decision, decision_id=self.audit.commit(action, decision))
+            decision.decision_id = self.audit.commit(action, decision)
+            return decision
         except Exception as error:  # noqa: BLE001 - whatever the record raises, nothing is on it
             self._count(self.failures, "audit")
             cause = str(error) if isinstance(error, AuditError) else type(error).__name__

@@ -297,6 +297,7 @@ _NEWEST: Final = (
     "SELECT (SELECT max(seq) FROM calls WHERE rollout_id = ? AND attempt = ?),"
     " (SELECT ended_at FROM attempts WHERE rollout_id = ? AND attempt = ?)"
 )
+_EXISTS: Final = "SELECT 1 FROM calls WHERE seq = ?"
 #: The calls of an attempt that no other refers to, which are the ends of its conversations, the last first.
 _ENDS: Final = (
     "SELECT seq FROM calls WHERE rollout_id = ? AND attempt = ? AND seq > ? AND seq NOT IN"
@@ -347,13 +348,12 @@ class FoldingWriter:
             self._index.forget(key)
             return WHOLE
         newest_known = self._index.newest(key)
-        if newest_known is None or newest_known < newest:
+        if newest_known != newest:  # others wrote, or deleted the attempt: its newest call is gone then
+            if newest_known is not None and not transaction.execute(_EXISTS, (newest_known,)):
+                self._index.forget(key)
+                newest_known = None
             self._learn(transaction, key, newest_known or 0)
-        repeats = self._index.find(key, prompt, request)
-        if repeats.base is not None and not transaction.execute("SELECT 1 FROM calls WHERE seq = ?", (repeats.base,)):
-            self._index.forget(key)
-            return WHOLE
-        return repeats
+        return self._index.find(key, prompt, request)
 
     def _learn(self, transaction: Transaction, key: AttemptKey, after: int) -> None:
         """Adds the calls that others wrote to the attempt."""

@@ -17,6 +17,7 @@ from dataclasses import replace
 from operator import eq
 from typing import Any, Final, TypeAlias
 
+from lgov_core._util.json_text import token_ids
 from lgov_core.errors import StoreError
 from lgov_core.store.rollout_states import QueueEntry, RolloutConfig, RolloutState
 from lgov_core.types import Attempt, CapturedCall, JSONValue, Outcome, Reward, Rollout, Span, SpanEvent
@@ -152,8 +153,7 @@ def reply_of(text: str, prompt_ids: tuple[int, ...] | None) -> dict[str, Any]:
 
 def _repeats(holder: Any, ids: tuple[int, ...]) -> bool:
     """True where ``holder`` has exactly these ids; 1.0 and true equal 1, but are not it."""
-    values = holder.get(_NAME) if isinstance(holder, Mapping) else None
-    return isinstance(values, list | tuple) and tuple(values) == ids and set(map(type, values)) <= {int}
+    return isinstance(holder, Mapping) and token_ids(holder.get(_NAME)) == ids
 
 
 Row: TypeAlias = tuple[Any, ...]

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from lgov_core._util.json_text import token_ids
 from lgov_core.errors import SpanFileError, TraceError
 from lgov_core.trace import semconv
 from lgov_core.trace.canonical import canonical, from_json, message_of
@@ -237,8 +238,8 @@ def tokens_of(attributes: Mapping[str, JSONValue]) -> Tokens:
     get = attributes.get
     logprobs = _listed(get(semconv.RESPONSE_LOGPROBS))
     return (
-        _integers(get(semconv.PROMPT_TOKEN_IDS)),
-        _integers(get(semconv.RESPONSE_TOKEN_IDS)),
+        token_ids(from_json(get(semconv.PROMPT_TOKEN_IDS))),
+        token_ids(from_json(get(semconv.RESPONSE_TOKEN_IDS))),
         None if logprobs is None or not set(map(type, logprobs)) <= {int, float} else tuple(logprobs),
     )
 
@@ -340,14 +341,6 @@ def _ids_in(messages: object) -> Iterator[str]:
 def _listed(value: object) -> Sequence[Any] | None:
     parsed = from_json(value)
     return parsed if isinstance(parsed, list | tuple) else None
-
-
-def _integers(value: object) -> tuple[int, ...] | None:
-    listed = _listed(value)
-    if listed is None:
-        return None
-    whole = set(map(type, listed)) <= {int} and min(listed, default=0) >= 0 and max(listed, default=0) < 2**31
-    return tuple(listed) if whole else None
 
 
 _HINT: Final = "each line is one ExportTraceServiceRequest in OTLP's JSON encoding"

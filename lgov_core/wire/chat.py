@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
 
-from lgov_core._util.json_text import wire_text
+from lgov_core._util.json_text import token_ids, wire_text
 from lgov_core.errors import EndpointError, LgovError, UpstreamError
 from lgov_core.wire.chat_turns import with_call_ids
 from lgov_core.wire.exchange import (
@@ -273,7 +273,7 @@ def read_completion(body: Mapping[str, Any]) -> Completion:
     choices = sorted(body["choices"], key=lambda choice: choice["index"] if isinstance(choice.get("index"), int) else 0)
     usage: Any = body.get("usage") if isinstance(body.get("usage"), dict) else {}
     generated = usage.get("completion_tokens")
-    ids = [_ids(choice.get("token_ids")) for choice in choices]
+    ids = [token_ids(choice.get("token_ids")) for choice in choices]
     lengths = [len(choice_ids) for choice_ids in ids if choice_ids is not None]
     if len(lengths) < len(ids) or (isinstance(generated, int) and sum(lengths) != generated):
         ids = [None] * len(ids)
@@ -303,7 +303,7 @@ def _read_choice(
     content = message.get("content")
     if content is not None and not isinstance(content, str):
         raise UpstreamError(f"the upstream's reply has content of type {type(content).__name__}, not text")
-    prompt_ids = _ids(choice.get("prompt_token_ids") or body.get("prompt_token_ids"))
+    prompt_ids = token_ids(choice.get("prompt_token_ids") or body.get("prompt_token_ids"))
     lgov: Any = body.get("lgov")
     version = lgov.get("weights_version") if isinstance(lgov, dict) else None
     listed: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
@@ -327,13 +327,6 @@ def _read_choice(
         more=more,
         unreadable="a tool call is of two kinds" if two_kinds else None,
     )
-
-
-def _ids(value: Any) -> tuple[int, ...] | None:
-    if not isinstance(value, list) or not set(map(type, cast("list[Any]", value))) <= {int}:
-        return None
-    ids = cast("list[int]", value)
-    return tuple(ids) if min(ids, default=0) >= 0 and max(ids, default=0) < 2**31 else None
 
 
 def _read_logprobs(value: Any, response_ids: tuple[int, ...] | None) -> tuple[float, ...] | None:

@@ -108,7 +108,7 @@ def refuse(
 
 def only_known(body: Mapping[str, Any], names: Collection[str], whose: str) -> None:
     """Refuses fields outside ``names`` that are not null. Raises `EndpointError` (400) that names them."""
-    unknown = sorted(name for name, value in body.items() if name not in names and value is not None)
+    unknown = sorted(name for name in body.keys() - names if body[name] is not None)
     if unknown:
         named = ", ".join(map(repr, unknown[:5]))
         raise EndpointError(
@@ -392,10 +392,10 @@ _EXTENSIONS: Final = frozenset((
 ))  # fmt: skip
 #: APIs whose fields are checked here; those of the Responses and the Messages API are where they are read.
 _CHECKED: Final = ("chat", "completions", "embeddings")
-_KNOWN_OF_MESSAGE: Final = (
+_KNOWN_OF_MESSAGE: Final = frozenset((
     "annotations", "audio", "content", "function_call", "name", "parsed", "reasoning", "reasoning_content",
     "reasoning_details", "refusal", "role", "tool_call_id", "tool_calls",
-)  # fmt: skip
+))  # fmt: skip
 
 
 def texts_beside_messages(route: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -405,8 +405,8 @@ def texts_beside_messages(route: str, body: Mapping[str, Any]) -> Mapping[str, A
     is not known: what cannot be read is not forwarded.
     """
     if route in _CHECKED:
-        extensions = (name for name in _EXTENSIONS & body.keys() if route != "embeddings" and _numbers(body[name]))
-        only_known(body, {*FIELDS[route], *extensions}, _WHOSE)
+        extensions = {name for name in _EXTENSIONS & body.keys() if route != "embeddings" and _numbers(body[name])}
+        only_known(body, FIELDS[route].keys() | extensions if extensions else FIELDS[route], _WHOSE)
     for index, message in enumerate(body["messages"] if route == "chat" else ()):
         only_known(message, _KNOWN_OF_MESSAGE, f"messages[{index}] at {_WHOSE}")
     plain = {"model": _READ, **_READ_AS_MESSAGES[route]}
@@ -437,7 +437,9 @@ def _rest(value: Any, read: Any) -> Any:
     fields: Mapping[str, Any] | None = read.get(kind or "") if isinstance(kind, str | None) else None
     if fields is None or not isinstance(value, dict):
         return value
-    rest = {
-        name: _rest(item, fields.get(name)) for name, item in cast("dict[str, Any]", value).items() if name != "type"
-    }
-    return {name: item for name, item in rest.items() if item is not None} or None
+    rest: dict[str, Any] = {}
+    for name, item in cast("dict[str, Any]", value).items():
+        here = fields.get(name)
+        if here != _READ and name != "type" and (rest_of_item := _rest(item, here)) is not None:
+            rest[name] = rest_of_item
+    return rest or None
