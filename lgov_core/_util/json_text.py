@@ -104,6 +104,28 @@ def json_object(text: Any) -> dict[str, Any] | None:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
+class ReceivedBody(dict[str, Any]):
+    """A JSON object with the bytes in which it came, so that it can be passed on exactly.
+
+    ``is_plain``: the fast reader read it, so that the fast writer writes exactly what it holds.
+    """
+
+    __slots__ = ("is_plain", "received")
+
+    @classmethod
+    def read(cls, received: bytes) -> ReceivedBody | None:
+        """The object in ``received``, read as by `json_object`."""
+        try:
+            value, is_plain = fast_json(received), True
+        except (ValueError, RecursionError):
+            value, is_plain = json_object(received), False
+        if not isinstance(value, dict):
+            return None
+        body = cls(cast("dict[str, Any]", value))
+        body.received, body.is_plain = received, is_plain
+        return body
+
+
 def fast_json(text: bytes | str) -> Any:
     """The JSON value in ``text``. Raises `ValueError` and `RecursionError`, for some numbers and surrogates too."""
     try:

@@ -20,10 +20,9 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lgov_core._util.json_text import wire_bytes
+from lgov_core._util.json_text import ReceivedBody, wire_bytes
 from lgov_core._util.schema import Mistake, checked
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.protocol import ReceivedBody
 from lgov_core.wire.fields import count_values, read_json
 
 if TYPE_CHECKING:

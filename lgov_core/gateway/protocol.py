@@ -258,16 +258,6 @@ def overflow_in(text: str) -> ContextOverflow | None:
     return None
 
 
-class ReceivedBody(dict[str, Any]):
-    """A JSON body that also keeps the bytes in which it came, so that it can be passed on exactly."""
-
-    __slots__ = ("received",)
-
-    def __init__(self, content: Mapping[str, Any], received: bytes) -> None:
-        super().__init__(content)
-        self.received = received
-
-
 #: Roles that policies can read.
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
 

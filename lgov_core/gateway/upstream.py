@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import aiohttp
 
-from lgov_core._util.json_text import json_object, wire_bytes, wire_text
+from lgov_core._util.json_text import ReceivedBody, wire_bytes, wire_text
 from lgov_core.errors import EndpointError, UpstreamError
 from lgov_core.gateway.access import caller
 from lgov_core.gateway.limits import Reading
 from lgov_core.gateway.operation import IN_THE_LOG
-from lgov_core.gateway.protocol import ANY_MODEL, ReceivedBody, UpstreamRejection, overflow_in
+from lgov_core.gateway.protocol import ANY_MODEL, UpstreamRejection, overflow_in
 from lgov_core.gateway.upstream_pool import FAILURES, UNREACHABLE, Replica, UpstreamPool
 from lgov_core.wire.apis import BY_ROUTE
 from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece, frame, read_event, sse_frames
@@ -143,11 +143,11 @@ class UpstreamEngine:
     async def _whole(self, request: ChatRequest, path: str) -> tuple[ReceivedBody, Replica]:
         async with self._response(request, path, self._whole_timeout) as (replica, response):
             raw = await _read(response)
-        body = json_object(raw)
+        body = ReceivedBody.read(raw)
         if body is None:
             what = "the upstream answered with what is not a JSON object"
             raise UpstreamError(what, where=replica.label, detail=repr(raw[:200]))
-        return ReceivedBody(body, raw), replica
+        return body, replica
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamPiece, None]:
         """The upstream's events exactly as they came, then what they amount to."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 from operator import eq
 from typing import Any, Final, TypeAlias
 
-from lgov_core._util.json_text import token_ids
+from lgov_core._util.json_text import ReceivedBody, token_ids, wire_text
 from lgov_core.errors import StoreError
 from lgov_core.store.rollout_states import QueueEntry, RolloutConfig, RolloutState
 from lgov_core.types import Attempt, CapturedCall, JSONValue, Outcome, Reward, Rollout, Span, SpanEvent
@@ -133,11 +133,21 @@ def reply_text(call: CapturedCall) -> str:
     response, what = call.response, f"response of call {call.response_id}"
     if call.prompt_ids:
         if _repeats(response, call.prompt_ids):
-            return _IN_BODY + stored_text({**response, _NAME: None}, what)
+            return _IN_BODY + _reply_text(response, {_NAME: None}, what)
         choices = response.get("choices")
         if isinstance(choices, list | tuple) and len(choices) == 1 and _repeats(choices[0], call.prompt_ids):
-            return _IN_CHOICE + stored_text({**response, "choices": [{**choices[0], _NAME: None}]}, what)
-    return stored_text(response, what)
+            return _IN_CHOICE + _reply_text(response, {"choices": [{**choices[0], _NAME: None}]}, what)
+    return _reply_text(response, {}, what)
+
+
+def _reply_text(response: Mapping[str, Any], changes: Mapping[str, Any], what: str) -> str:
+    if (
+        isinstance(response, ReceivedBody)
+        and response.is_plain
+        and (fast := wire_text({**response, **changes})).isascii()
+    ):
+        return fast
+    return stored_text({**response, **changes}, what)
 
 
 def reply_of(text: str, prompt_ids: tuple[int, ...] | None) -> dict[str, Any]:

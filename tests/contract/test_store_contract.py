@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from lgov_core._util.json_text import ReceivedBody
 from lgov_core.errors import StoreError
 from lgov_core.store import RolloutQueue
 from lgov_core.types import CapturedCall, Outcome, Reward, Rollout, Span, SpanEvent
@@ -227,14 +228,6 @@ def test_ids_are_written_once(store: RolloutQueue) -> None:
     assert store.rewards() == [reward]
 
 
-class Received(dict[str, object]):
-    """A reply with the bytes that it came in."""
-
-    def __init__(self, received: bytes) -> None:
-        super().__init__(json.loads(received))
-        self.received = received
-
-
 @pytest.mark.parametrize(
     "received",
     [
@@ -256,12 +249,15 @@ class Received(dict[str, object]):
         b'\xef\xbb\xbf{"id":"x","prompt_token_ids":[7,8,9]}',
         b'\xef\xbb\xbf{"id":"with a byte order mark"}',
         '{"id":"x"}'.encode("utf-16-le"),
+        b'{"floats":[-0.25,1e-07,1E22,0.1,-0.0,3.0e0,5e-324,1.7976931348623157e308],"whole":[9,9.0,-1,18446744073709551615]}',
+        b'{"more_than_json":[NaN,-Infinity,1e999],"long":123456789012345678901234567890}',
+        b'{"texts":["\\ud800","\\u0000","\xc3\xa9","\\u00e9","\\/","\\u2028"],"\\u00e9":[true,false,null,{},[]]}',
     ],
 )
 def test_a_reply_comes_back_whatever_it_says_of_its_prompts_tokens(store: RolloutQueue, received: bytes) -> None:
     body = json.loads(received)
     made = [
-        call("as_it_came", prompt_ids=(7, 8, 9), response=Received(received)),
+        call("as_it_came", prompt_ids=(7, 8, 9), response=ReceivedBody.read(received)),
         call("read", prompt_ids=(7, 8, 9), response=body),
         call("unknown", prompt_ids=None, response=body),
         call("empty", prompt_ids=(), response=body),
