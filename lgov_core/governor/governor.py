@@ -194,11 +194,10 @@ class Governor(Observers):
 
     def _committed(self, action: Action, decision: Decision) -> Decision:
         """The decision with the id of its audit entry, or the denial that takes its place when it was not recorded."""
-        if self.audit is None:
-            return decision
         try:
-            decision = replace(decision, policy_digest=self.policy_digest)
-            decision.decision_id = self.audit.commit(action, decision)
+            if self.audit is not None:
+                decision = replace(decision, policy_digest=self.policy_digest)
+                decision.decision_id = self.audit.commit(action, decision)
             return decision
         except Exception as error:  # noqa: BLE001 - whatever the record raises, nothing is on it
             self._count(self.failures, "audit")
