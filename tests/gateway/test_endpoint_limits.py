@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import threading
 import time
 
@@ -59,6 +60,33 @@ def test_clients_that_are_too_slow_lose_their_connection(serve):
     assert b"did not arrive within 0.2 s" in slow
     kept = talk(serving, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
     assert b" 200 " in kept  # and then it was hung up, after a second of silence
+
+
+def test_a_body_is_not_late_while_its_request_waits_for_a_place(serve):
+    gate = threading.Event()
+    serving = serve(lambda body: ScriptedReply("x", gate=gate), limits=Limits(max_running=1, body_s=0.2, wait_s=30))
+    admission = serving.endpoint.app.state.endpoint.admission
+    answers: list[httpx.Response] = []
+    threads = [asking(serving, answers)]
+    until(lambda: admission.running == 1)
+    threads.append(asking(serving, answers, user="u" * 2_000_000))  # of which the server reads only a little by then
+    until(lambda: admission.waiting == 1)
+    time.sleep(0.6)
+    gate.set()
+    for thread in threads:
+        thread.join(30)
+    assert [answer.status_code for answer in answers] == [200, 200]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel how many packets came")
+def test_the_head_and_the_body_of_an_answer_are_one_packet(serve):
+    serving = serve([])
+    with socket.create_connection(("127.0.0.1", serving.endpoint.port)) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        answer = b"".join(iter(lambda: connection.recv(65_536), b""))
+        data_segs_in = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 156)[152:]
+    assert answer.endswith(b'\r\n\r\n{"status":"ok"}')
+    assert int.from_bytes(data_segs_in, sys.byteorder) == 1
 
 
 def test_a_client_that_does_not_read_frees_its_place(serve):
