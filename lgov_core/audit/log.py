@@ -145,8 +145,8 @@ class AuditLog(RecordWriter):
         lost: KeptHead | None = None
         try:
             kept.require_right(connection, seals)
-        except LostEntries as error:
-            if not self._accepts_loss:
+        except AuditError as error:
+            if not (self._accepts_loss and isinstance(error, LostEntries)):
                 connection.close()
                 raise
             lost = error.newest

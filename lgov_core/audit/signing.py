@@ -235,15 +235,16 @@ class KeptHeads:
                 row = connection.execute("SELECT body, signature FROM heads WHERE number = ?", at).fetchone()
                 if row == (kept.body, kept.signature):
                     break
+                if row is not None and kept.is_signed():
+                    problem = f"went on in two copies: its head {at[0]} is not the one that {self._anchor} keeps"
+                    hint = "keep it at another place, and begin the next with lgov audit rotate --accept-loss"
+                    raise AuditError(f"audit record {self._path} {problem}", hint=hint)
                 if kept.is_signed():
                     (entries,) = connection.execute("SELECT count(*) FROM entries").fetchone()
                     raise self._lost(
                         f"is an older copy, or was cut: it has {counted(entries, 'entry', 'entries')}, and", kept
                     )
-            record = (
-                record if of_place is None or record == of_place.fields["record"] else _continued(connection, seals)
-            )
-        if of_place is not None and of_place.fields["record"] != record:
+        if of_place is not None and of_place.fields["record"] not in (record, _continued(connection, seals)):
             raise self._lost("is gone:", of_place)
 
     def _lost(self, problem: str, head: KeptHead) -> LostEntries:
@@ -264,8 +265,10 @@ class KeptHeads:
         return heads
 
 
-def _continued(connection: sqlite3.Connection, seals: Seals | None) -> str | None:
+def _continued(connection: sqlite3.Connection | None, seals: Seals | None) -> str | None:
     """The id of the record that this one continues, as its first entry says, which a holder of the key wrote."""
+    if connection is None:
+        return None
     row = connection.execute("SELECT prev_hash, body FROM entries WHERE position = 1").fetchone()
     if row is None or seals is None or not seals.is_right(*row):
         return None

@@ -15,6 +15,7 @@ from lgov_core.audit import AuditLog, SigningKey, load_key, make_key, verify
 from lgov_core.audit.rotation import rotate
 from lgov_core.audit.signing import LostEntries
 from lgov_core.audit.verify import in_words, verify_archived
+from lgov_core.errors import AuditError
 from tests.audit.audit_proof_parts import DENY, action
 from tests.commands.cli_runner import lgov
 
@@ -87,6 +88,20 @@ def test_a_loss_that_is_accepted_is_on_record_and_no_number_is_used_twice(
     assert len(numbers(heads)) == len(set(numbers(heads)))
     assert verify(archive, head=heads).ok, "it says so itself"
     assert "lost: up to entry 6" in " ".join(lgov("audit", "show", archive).stdout.split())
+
+
+def test_a_copy_that_went_on_by_itself_is_not_taken_for_the_record(
+    tmp_path: Path, path: Path, key: SigningKey, heads: Path
+) -> None:
+    write(tmp_path / "older.db", key, tmp_path / "others.jsonl")
+    shutil.copy(tmp_path / "older.db", path)
+    for accept_loss in (False, True):
+        with pytest.raises(AuditError, match="went on in two copies: its head 3"):
+            rotate(path, tmp_path / "old", signer=key, heads=heads, accept_loss=accept_loss)
+    path.unlink()
+    assert rotate(path, tmp_path / "old", signer=key, heads=heads, accept_loss=True) is None
+    write(path, key, heads)
+    assert verify(path, head=heads, require_signed=True).ok
 
 
 def test_heads_are_not_left_out_without_a_word(path: Path, key: SigningKey, heads: Path) -> None:
