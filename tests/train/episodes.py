@@ -214,6 +214,8 @@ class Bench:
             thread.join()
             workers.close()
             runner.close()
+            for left in self.store.heartbeat("bench", lease_s=1.0):  # as a client's `Coordinator.release` takes it back
+                self.store.finish_attempt(left.rollout_id, left.attempt, Outcome.INFRASTRUCTURE, error="ended")
 
     def outcomes(self, rollout_id: str) -> list[str | None]:
         return [attempt.outcome for attempt in self.store.attempts([rollout_id])]
