@@ -211,12 +211,17 @@ class AuditLog(RecordWriter):
             file = Path(name)
             text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else None
             why = f"holds from now on ({mode}); begun"
-            self.note("policy", why, {"name": name, "policy_digest": digest, "mode": mode}, text=text)
+            self.note("policy", why, {"name": name, "policy_digest": digest, "mode": mode}, policy=text)
 
-    def note(self, kind: str, what: str, fields: Mapping[str, Any], *, text: str | None = None) -> None:
-        """Puts on record that this user did ``what``, as in "trusted", and its ``text``. Raises `AuditError`."""
+    def note(self, kind: str, what: str, fields: Mapping[str, Any], *, policy: str | None = None) -> None:
+        """Puts on record that this user did ``what``, as in "trusted"; the text of a ``policy`` can be erased again.
+
+        Raises `AuditError`.
+        """
         user = os_user()
-        self.append(kind, {**fields, "by": user, "reason": f"{what} by {user}"}, arguments=None, content={"text": text})
+        self.append(
+            kind, {**fields, "by": user, "reason": f"{what} by {user}"}, arguments=None, content={"policy": policy}
+        )
 
     def erase(self, selection: EntrySelection, *, reason: str = "") -> int:
         """Erases the arguments and texts of the entries of a selection, and says so in an entry of its own.

@@ -198,7 +198,7 @@ def test_the_record_says_from_when_on_a_policy_holds_and_who_accepted_a_change(f
     assert CliRunner().invoke(cli, ["policy", "trust", "--yes"]).exit_code == 0
     run(folder, "")
     first, changed, refused, trusted, second = policies_on_record(folder)
-    assert [entry["content"]["text"] for entry in (first, second)] == [POLICY, POLICY + "mode: shadow\n"]
+    assert [entry["content"]["policy"] for entry in (first, second)] == [POLICY, POLICY + "mode: shadow\n"]
     changes = {str(folder / "policy.yaml"): "changed"}
     assert (changed["found"], refused["refused"]) == (changes, changes)
     assert refused["reason"].startswith("refused at a start by")
