@@ -429,26 +429,28 @@ def _shadow_periods(denials: Iterable[AuditEntry], policies: Iterable[Mapping[st
         running = True
     digests = {period["policy digest"] for period in periods}
     quiet = (period for period in policies if period["mode"] == "shadow" and period["policy digest"] not in digests)
-    return periods + [
-        {**{name: period[name] for name in ("policy digest", "first", "last")}, "not enforced": 0} for period in quiet
-    ]
+    names = ("policy digest", "first", "last")
+    return periods + [{name: period[name] for name in names} | {"not enforced": 0} for period in quiet]
+
+
+def about_records(entry: AuditEntry) -> str:
+    """Says what an entry says of other entries, or of other records; an empty text where it says nothing of them."""
+    body, previous = entry.body, entry.body.get("previous")
+    if "erased" in body:
+        return f"texts of {counted(len(body['erased']), 'entry', 'entries')} erased"
+    if previous is not None:
+        return f"continues {previous['file']}, of {counted(previous['entries'], 'entry', 'entries')}"
+    if "lost" in body:
+        return f"lost: up to entry {body['lost']['last']} of record {body['lost']['record']}"
+    return f"deleted {', '.join(record['file'] for record in body['retired'].values())}" if "retired" in body else ""
 
 
 def _change(entry: AuditEntry, about: Mapping[str, Any], reasons: bool) -> dict[str, Any]:
-    body, text = entry.body, ""
-    if "erased" in body:
-        text = f"texts of {counted(len(body['erased']), 'entry', 'entries')} erased" + (
-            f": {body['reason']}" if reasons else ""
-        )
-    elif "previous" in body:
-        text = f"continues the record {body['previous']['record']} of {body['previous']['entries']} entries"
-    elif "lost" in body:
-        text = f"lost: up to entry {body['lost']['last']} of the record {body['lost']['record']}, {entry.reason}"
-    elif "retired" in body:
-        text = f"deleted archives: {', '.join(body['retired'])}"
-    elif entry.reason:
-        text = f"box: {entry.reason}" if entry.kind == "confinement" else entry.reason
-        text = f"{entry.name}: {text}" if entry.kind == "policy" else text
+    text, why = about_records(entry), entry.reason or ""
+    if text:
+        text += f": {why}" if why and reasons else ""
+    elif why:
+        text = {"confinement": f"box: {why}", "policy": f"{entry.name}: {why}"}.get(entry.kind, why)
     return {**about, "kind": entry.kind, "what": text}
 
 

@@ -164,16 +164,9 @@ def _row(entry: AuditEntry) -> tuple[object, ...]:
 
 def _subject(entry: AuditEntry) -> str:
     """The subject of the entry: an act, or other entries and records."""
-    body = entry.body
-    if "erased" in body:
-        return f"texts of {counted(len(body['erased']), 'entry', 'entries')}"
-    if "previous" in body:
-        return f"continues {body['previous']['file']}, of {counted(body['previous']['entries'], 'entry', 'entries')}"
-    if "lost" in body:
-        return f"lost: up to entry {body['lost']['last']} of the record {body['lost']['record']}"
-    if "retired" in body:
-        return f"deleted {', '.join(record['file'] for record in body['retired'].values())}"
-    return f"{entry.name or ''} {(entry.arguments or '')[:_ARGUMENTS_SHOWN]}".strip()
+    from lgov_core.audit.report import about_records
+
+    return about_records(entry) or f"{entry.name or ''} {(entry.arguments or '')[:_ARGUMENTS_SHOWN]}".strip()
 
 
 def _count(path: Path, entries: Sequence[AuditEntry], as_json: bool) -> Exit:
