@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -104,6 +105,7 @@ def serve(
             model = _engine(settings, training)
         signal.signal(signal.SIGTERM, lambda _number, _frame: stopped.set())  # until here it ends the process at once
         server = opened.enter_context(_serving(settings, model, keys))
+        gc.freeze()  # what is loaded by now is there to the end: no collection has to look at it again
         _write_address(server, model, settings, keys if show_admin_key else None, as_json=as_json)
         stopped.wait()
         log_event(logging.INFO, "stopping", {"running_calls_have_s": settings.drain_s})
