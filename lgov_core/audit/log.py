@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import shutil
 import sqlite3
 import time
 import weakref
@@ -44,6 +45,8 @@ _SELECT = "SELECT position, body, prev_hash, hash, arguments, content FROM entri
 NEXT: Final = ".next"
 #: The kind of the entry by which a person accepts that entries are lost.
 LOSS: Final = "loss"
+#: Bytes that must be free for an entry.
+_ROOM: Final = 64 * 1024
 
 
 @cache
@@ -145,6 +148,8 @@ class AuditLog(RecordWriter):
         lost: KeptHead | None = None
         try:
             kept.require_right(connection, seals)
+            if not self._accepts_loss:
+                kept.require_kept(connection)
         except AuditError as error:
             if not (self._accepts_loss and isinstance(error, LostEntries)):
                 connection.close()
@@ -265,6 +270,27 @@ class AuditLog(RecordWriter):
             )
 
     # ------------------------------------------------------------------ reading
+
+    def ping(self) -> None:
+        """Raises `AuditError` while no entry can be written, as far as that shows without one. Never waits."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._require_own()
+            self._open().execute("SELECT 1 FROM record").fetchone()
+            if not os.access(self.path, os.W_OK) or shutil.disk_usage(self.path.parent).free < _ROOM:
+                raise AuditError(
+                    f"audit record {self.path}: the disk is full or read-only", hint="make room for entries"
+                )
+        except (sqlite3.Error, OSError) as error:
+            raise describe(AUDIT_RECORD, self.path, error) from error
+        finally:
+            self._lock.release()
+
+    def ping_heads(self) -> None:
+        """Raises `AuditError` while the last head could not be signed, or not be written at its second place."""
+        if self.signing_error is not None:
+            raise self.signing_error
 
     def entries(self, rollout_id: str | None = None, *, after: int = 0) -> list[AuditEntry]:
         """The entries of all writers, or those of one rollout, in the order of writing, from behind position ``after``.

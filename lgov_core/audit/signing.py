@@ -247,6 +247,23 @@ class KeptHeads:
         if of_place is not None and of_place.fields["record"] not in (record, _continued(connection, seals)):
             raise self._lost("is gone:", of_place)
 
+    def require_kept(self, connection: sqlite3.Connection) -> None:
+        """Raises `AuditError` where none of the record's heads is kept: the file was removed, or its disk is not there.
+
+        The first head may be missing, by a kill before it was written.
+        """
+        number, record = connection.execute(
+            "SELECT coalesce(max(number), 0), (SELECT id FROM record) FROM heads"
+        ).fetchone()
+        if self._location and number > 1 and not self._newest("record", record):
+            hint = (
+                "put the file back, or mount its disk (a new place begins with a copy of the old file); if it is lost for"
+                f" good: lgov audit rotate {self._path} --to FOLDER --accept-loss"
+            )
+            raise AuditError(
+                f"audit record {self._path} has {number} heads, and {self._anchor} none of them", hint=hint
+            )
+
     def _lost(self, problem: str, head: KeptHead) -> LostEntries:
         number, entries = head.fields["number"], counted(head.fields["last"], "entry", "entries")
         return LostEntries(self._path, f"{problem} {self._anchor} keeps its head {number} over {entries}", head)
@@ -320,6 +337,8 @@ class Heads:
         self.signer = signer
         self.anchor, self.location = anchor, location
         self.lost = 0
+        #: A file that was there is not made anew: its disk may be gone.
+        self._creates = 0 if anchor.exists() else os.O_CREAT
         self._owed: list[str] = []
 
     def write(
@@ -394,7 +413,7 @@ class Heads:
 
     def _append(self, line: str) -> None:
         try:
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+            flags = os.O_RDWR | os.O_APPEND | self._creates | getattr(os, "O_NOFOLLOW", 0)
             descriptor = os.open(self.anchor, flags, 0o600)
             try:
                 size = os.fstat(descriptor).st_size
@@ -406,6 +425,7 @@ class Heads:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+            self._creates = 0
         except OSError as error:
             raise AuditError(
                 f"the head could not be written to {self.anchor}: {error.strerror or error}",

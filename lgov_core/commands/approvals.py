@@ -130,7 +130,7 @@ def _write(requests: Sequence[ApprovalRequest], as_json: bool) -> None:
             inquiry = request.inquiry
             texts = {"": inquiry.question, "for ": ", ".join(inquiry.requesters), "the user: ": inquiry.user_text}
             about = " | ".join(f"{what}{text}" for what, text in texts.items() if text)
-            if about:
+            if about and request.state == "pending":
                 click.echo(printable(f"{_shown_id(request, requests)}: {about}"))
 
 

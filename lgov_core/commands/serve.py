@@ -103,7 +103,11 @@ def serve(
             model: Engine = opened.enter_context(_vllm(settings, training))
         else:
             model = _engine(settings, training)
-        signal.signal(signal.SIGTERM, lambda _number, _frame: stopped.set())  # until here it ends the process at once
+        for number in (
+            signal.SIGTERM,
+            getattr(signal, "SIGHUP", signal.SIGTERM),
+        ):  # until here it ends the process at once
+            signal.signal(number, lambda _number, _frame: stopped.set())
         server = opened.enter_context(_serving(settings, model, keys))
         gc.freeze()  # what is loaded by now is there to the end: no collection has to look at it again
         _write_address(server, model, settings, keys if show_admin_key else None, as_json=as_json)

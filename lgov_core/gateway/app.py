@@ -257,7 +257,7 @@ class AdminRoutes:
         return json_response({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """``GET /readyz``: 200 if calls can be served, else 503 with what is wrong: store, keys, upstream. Needs no key."""
+        """``GET /readyz``: 200 if calls can be served, else 503 with what is wrong (`Readiness.problems`). Needs no key."""
         problems = {name: problem for name, problem in (await self._ready.problems()).items() if problem is not None}
         return json_response({"status": "not ready" if problems else "ready", **problems}, 503 if problems else 200)
 
@@ -355,7 +355,7 @@ def create_app(
     engines = [registered, *(served for served in engines if served is not registered)]
     limits = limits or Limits()
     metrics = Metrics(admission := Admission(limits))
-    ready = Readiness(store, keys.problem, engines)
+    ready = Readiness(store, keys.problem, engines, getattr(gate, "pings", None))
     capture = Capture(store, admission, ready, use := UseCounts(limits.metrics_by))
     api = ApiRoutes(
         engines,

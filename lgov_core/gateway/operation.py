@@ -108,11 +108,11 @@ class DenialLog:
         yield (
             "counter",
             "lgov_denials",
-            "Decisions that blocked something, by policy and rule.",
+            "Denials, by policy and rule.",
             "rule",
             {**self._denied},
         )
-        shadowed = "Decisions that would block something without shadow mode, by policy and rule."
+        shadowed = "Denials that shadow mode did not enforce, by policy and rule."
         yield "counter", "lgov_shadow_denials", shadowed, "rule", {**self._shadowed}
 
     @hookimpl
@@ -239,7 +239,10 @@ class UseCounts:
 def is_outage(error: BaseException | None) -> bool:
     """Returns whether an error of a store came from its database or the disk, not from what was to be stored."""
     while error is not None:
-        operational = any(kind.__name__ == "OperationalError" for kind in type(error).__mro__)  # of sqlite3 and psycopg
+        # Of sqlite3 and psycopg; a right that is missing is one of the database, whatever is to be stored.
+        operational = not {"OperationalError", "InsufficientPrivilege"}.isdisjoint(
+            kind.__name__ for kind in type(error).__mro__
+        )
         if isinstance(error, DatabaseUnavailable | OSError) or operational:
             return True
         error = error.__cause__
@@ -258,29 +261,67 @@ def unrecorded(error: StoreError | None = None) -> EndpointError:
     return EndpointError("the call cannot be recorded", status=500, hint=IN_THE_LOG)
 
 
-class Readiness:
-    """Tells whether an endpoint can serve calls: its store, its key material, an upstream. For one event loop.
+#: What is probed: how the log names it, and what ``/readyz`` says of it; None: calls are answered without it.
+_PROBED: Final[Mapping[str, tuple[str, str | None]]] = {
+    "store": ("store", "it cannot be written"),
+    "audit": ("audit record", "it cannot be written"),
+    "heads": ("second place for heads", None),
+    "policy": ("policy", "what its rules count or ask in cannot be written"),
+}
 
-    The store is probed every two seconds (`watching`), in a thread, so that a call during an outage is refused at once, and one
-    that runs when it begins is answered before the store has tried to connect for long. A commit that failed counts as an
-    outage of five seconds too. Without a store, keys or upstreams there is nothing that can be missing. Fails closed: a probe
-    that takes too long has failed.
+
+class _Probe:
+    """Asks one thing in a thread whether it can be used. ``failed`` is why not, by the last answer; None: it can."""
+
+    def __init__(self, name: str, ping: Callable[[], None]) -> None:
+        self.name, self._ping = name, ping
+        self.failed: str | None = None
+        self._asking: asyncio.Future[None] | None = None
+
+    async def ask(self) -> None:
+        """Asks, and logs an answer that is another than before."""
+        failed: str | None = None
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.ensure_future(asyncio.to_thread(self._ping))
+        try:
+            await asyncio.wait_for(asyncio.shield(self._asking), _PROBE_LIMIT_S)
+        except TimeoutError:
+            failed = f"it did not answer within {_PROBE_LIMIT_S:g} s"
+        except Exception as error:  # noqa: BLE001 - whatever it raises, it cannot be used
+            failed = error.message if isinstance(error, LgovError) else type(error).__name__
+        if (failed is None) != (self.failed is None):
+            level, state = (logging.WARNING, "back") if failed is None else (logging.ERROR, "down")
+            log_event(level, f"{_PROBED[self.name][0]} is {state}", {"cause": failed})
+        self.failed = failed
+
+
+class Readiness:
+    """Tells whether an endpoint can serve calls: its store, record, policies, keys, an upstream. For one event loop.
+
+    The store and the ``pings`` of the gate are probed every two seconds (`watching`), in threads, so that a call while the
+    store is down is refused at once, and one that runs when that begins is answered before the store has tried to connect for
+    long. A commit that failed counts as an outage of five seconds too. What an endpoint does not have cannot be missing. Fails
+    closed: a probe that takes too long has failed.
     """
 
     RETRY_AFTER_S: Final = 5.0
 
     def __init__(
-        self, store: TraceStore | None, keys_problem: Callable[[], str | None], engines: Sequence[Any]
+        self,
+        store: TraceStore | None,
+        keys_problem: Callable[[], str | None],
+        engines: Sequence[Any],
+        pings: Mapping[str, Callable[[], None]] | None = None,
     ) -> None:
         self._store = store
-        self._ping: Callable[[], None] | None = getattr(store, "ping", None)
+        ping: Callable[[], None] | None = getattr(store, "ping", None)
+        every = {**({} if ping is None else {"store": ping}), **(pings or {})}
+        self._probes = {name: _Probe(name, ping) for name, ping in every.items()}
         self._keys_problem = keys_problem
         self._engines = engines
         #: The end of the outage that the last failed commit began, by the monotonic clock.
         self.down_until = 0.0
-        self._failed: str | None = None
         self._committing: set[asyncio.Timeout] = set()
-        self._asking: asyncio.Future[None] | None = None
 
     def commit_failed(self, error: BaseException) -> None:
         """The store did not take a call: an outage, unless it is that call which cannot be stored."""
@@ -301,7 +342,8 @@ class Readiness:
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise DatabaseUnavailable(f"the store went down before the call was recorded: {self._failed}") from error
+            failed = self._probes["store"].failed
+            raise DatabaseUnavailable(f"the store went down before the call was recorded: {failed}") from error
         finally:
             self._committing.discard(limit)
 
@@ -312,13 +354,15 @@ class Readiness:
 
     def store_is_down(self) -> bool:
         """Returns whether the last probe failed, or a commit a moment ago."""
-        return self._failed is not None or time.monotonic() < self.down_until
+        probe = self._probes.get("store")
+        return (probe is not None and probe.failed is not None) or time.monotonic() < self.down_until
 
     async def problems(self) -> dict[str, str | None]:
-        """By part what is wrong with it, None for nothing: ``store``, ``keys``, ``upstream``. The store is probed anew."""
+        """By part what is wrong with it, None for nothing: ``store``, ``audit``, ``policy``, ``keys``, ``upstream``."""
         await self._probe()
         return {
-            "store": "it cannot be written" if self.store_is_down() else None,
+            **{name: _PROBED[name][1] for name, probe in self._probes.items() if probe.failed is not None},
+            "store": _PROBED["store"][1] if self.store_is_down() else None,
             "keys": self._keys_problem(),
             "upstream": await self._upstream_problem(),
         }
@@ -331,7 +375,7 @@ class Readiness:
 
     @asynccontextmanager
     async def watching(self) -> AsyncGenerator[None]:
-        """Probes the store until the block ends."""
+        """Probes until the block ends."""
         probing = asyncio.create_task(self._keep_probing())
         try:
             yield
@@ -341,31 +385,22 @@ class Readiness:
                 await probing
 
     async def _keep_probing(self) -> None:
-        while self._ping is not None:
+        while self._probes:
             await asyncio.sleep(_PROBE_S)
             await self._probe()
 
     async def _probe(self) -> None:
-        if self._ping is None:
-            return
-        failed: str | None = None
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.ensure_future(asyncio.to_thread(self._ping))
-        try:
-            await asyncio.wait_for(asyncio.shield(self._asking), _PROBE_LIMIT_S)
-        except TimeoutError:
-            failed = f"it did not answer within {_PROBE_LIMIT_S:g} s"
-        except Exception as error:  # noqa: BLE001 - whatever its store raises, it cannot be written
-            failed = error.message if isinstance(error, LgovError) else type(error).__name__
-        if (failed is None) != (self._failed is None):
-            level = logging.WARNING if failed is None else logging.ERROR
-            log_event(level, "store is back" if failed is None else "store is down", {"cause": failed})
-        self._failed = failed
-        while failed is not None and self._committing:
+        await asyncio.gather(*(probe.ask() for probe in self._probes.values()))
+        store = self._probes.get("store")
+        while store is not None and store.failed is not None and self._committing:
             self._committing.pop().reschedule(asyncio.get_running_loop().time())
 
     def readings(self) -> Iterable[Reading]:
-        """The metric of the store."""
+        """A metric of each thing that is probed."""
         if self._store is not None:
             up = "1 while the store can be written by its last probe and commit, else 0."
             yield "gauge", "lgov_store_up", up, None, {"": float(not self.store_is_down())}
+        for name, probe in self._probes.items():
+            if name != "store":
+                up = f"1 while the {_PROBED[name][0]} can be used, else 0."
+                yield "gauge", f"lgov_{name}_up", up, None, {"": float(probe.failed is None)}

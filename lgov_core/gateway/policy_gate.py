@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -74,8 +74,16 @@ class PolicyGate:
         self.text_decisions = MessageDecisionCache()
         self._turns = Turns(limits or JudgingLimits())
         self._owns = tuple(owns)
+        #: What raises while something cannot be used that the gate needs, by name.
+        self.pings: dict[str, Callable[[], None]] = {"policy": self._ping_policies}
+        for log in owns:
+            self.pings |= {"audit": log.ping, "heads": log.ping_heads}
         #: What the metrics say of it.
         self.readings = (denials or DenialLog()).readings
+
+    def _ping_policies(self) -> None:
+        for policy in self.governor.policies:
+            getattr(policy, "ping", lambda: None)()
 
     def close(self) -> None:
         """Closes the governor and what the gate owns: the audit record."""

@@ -191,8 +191,7 @@ async def _check_one(replica: Replica, check: Callable[[str], Awaitable[bool]]) 
     except Exception:  # noqa: BLE001 - whatever is wrong with it, it does not answer
         reachable = False
     if reachable != replica.reachable:
-        level = logging.INFO if reachable else logging.WARNING
-        log_event(level, "upstream is back" if reachable else "upstream is down", {"upstream": replica.label})
+        log_event(logging.WARNING, "upstream is back" if reachable else "upstream is down", {"upstream": replica.label})
     replica.reachable = reachable
     if reachable and replica.failures:
         replica.failures, replica.ejected_until = 0, 0.0

@@ -112,6 +112,11 @@ class PolicySet(OrderedRules):
         """
         return run_flow(judge_set(self, action))
 
+    def ping(self) -> None:
+        """Raises what a policy's ``ping`` raises: it cannot be asked now."""
+        for rule in self.rules:
+            getattr(rule.policy, "ping", lambda: None)()
+
     def observe(self, event: Any) -> None:
         """Hands ``event`` to the policies that keep count; each gets it once. What one raises is raised at the end."""
         failed: Exception | None = None

@@ -120,6 +120,10 @@ class ReloadingPolicySet:
             self._seen = read_policy_file(self.path)
             return self._take(self._seen)
 
+    def ping(self) -> None:
+        """See `PolicySet.ping`."""
+        self._current.ping()
+
     def observe(self, event: Any) -> None:
         """Hands ``event`` to the policies that keep count. Raises a failure to reload, once, so that it is counted."""
         self._current.observe(event)

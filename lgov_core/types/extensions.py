@@ -25,6 +25,7 @@ class Policy(Protocol):
     of its rule count.
     ``reads_replies`` (False) says that it is asked about replies and outputs for another reason than their text, or not at
     all: without it a streamed text reaches its reader only after its decision.
+    ``ping()`` raises while something cannot be used that it needs, as a server asks again and again.
     ``observe(event)`` makes it an `ObservingPolicy`. ``continue_from(previous)`` takes over what ``previous``, the policy of
     the same rule before its file was changed, has counted; see `ReloadingPolicySet`. ``deferred`` (True) has it asked
     after all others, and only about what none of them denies. ``timeout_s`` is how long the governor waits for one that is

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from lgov_core.audit import AuditLog, SigningKey, make_key, verify
+from lgov_core.audit.signing import heads_path
 from lgov_core.audit.verify import in_words
 from lgov_core.errors import AuditError
 from lgov_core.governor import Governor
@@ -177,6 +178,7 @@ def test_verify_finds_every_edit_of_a_closed_record(signed: Signed, tmp_path: Pa
 def test_entries_of_another_record_with_the_same_key_are_foreign(signed: Signed, tmp_path: Path) -> None:
     path, other = tmp_path / "audit.db", tmp_path / "other.db"
     shutil.copy(signed.path, path)
+    shutil.copy(signed.heads, heads_path(path))
     with AuditLog(other, signer=signed.key, heads=tmp_path / "heads") as log:
         log.commit(action(1), ALLOW)
 

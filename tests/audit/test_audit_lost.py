@@ -93,6 +93,7 @@ def test_a_loss_that_is_accepted_is_on_record_and_no_number_is_used_twice(
 def test_a_copy_that_went_on_by_itself_is_not_taken_for_the_record(
     tmp_path: Path, path: Path, key: SigningKey, heads: Path
 ) -> None:
+    (tmp_path / "others.jsonl").write_text("".join(heads.read_text().splitlines(keepends=True)[:2]))
     write(tmp_path / "older.db", key, tmp_path / "others.jsonl")
     shutil.copy(tmp_path / "older.db", path)
     for accept_loss in (False, True):
@@ -102,6 +103,29 @@ def test_a_copy_that_went_on_by_itself_is_not_taken_for_the_record(
     assert rotate(path, tmp_path / "old", signer=key, heads=heads, accept_loss=True) is None
     write(path, key, heads)
     assert verify(path, head=heads, require_signed=True).ok
+
+
+def test_heads_whose_disk_is_not_there_are_missed(tmp_path: Path, path: Path, key: SigningKey, heads: Path) -> None:
+    kept = heads.read_text()
+    heads.unlink()
+    with pytest.raises(AuditError, match=r"has 3 heads, and .* none of them") as refused:
+        write(path, key, heads)
+    assert "mount its disk" in (refused.value.hint or "")
+    assert not heads.exists()
+    heads.write_text(kept)
+    log = AuditLog(path, signer=key, heads=heads, sign_every=1)
+    heads.unlink()  # while it runs: a file that begins with the next head would pass for the whole
+    log.commit(action(1), DENY)
+    with pytest.raises(AuditError, match="second place"):
+        log.ping_heads()
+    heads.write_text(kept)
+    log.commit(action(2), DENY)
+    log.ping_heads()
+    log.close()
+    assert verify(path, head=heads).anchored == verify(path).heads, "what was owed is written once it can be"
+    heads.unlink()
+    rotate(path, tmp_path / "old", signer=key, heads=heads, accept_loss=True)
+    write(path, key, heads)
 
 
 def test_heads_are_not_left_out_without_a_word(path: Path, key: SigningKey, heads: Path) -> None:

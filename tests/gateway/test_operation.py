@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
+import shutil
 import ssl
 import subprocess
 import time
@@ -15,7 +17,8 @@ import httpx
 import openai
 import pytest
 
-from lgov_core.errors import EndpointError
+from lgov_core.audit import AuditLog, make_key
+from lgov_core.errors import AuditError, EndpointError
 from lgov_core.gateway.access import KeyRing, RevokedKeys, read_secrets
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.limits import Limits, retry_headers
@@ -117,6 +120,65 @@ def test_a_call_that_runs_when_the_store_goes_down_is_answered_soon(postgres: Po
         if not stream:  # of a stream the head was sent before
             assert (failed.status_code, failed.headers["retry-after"]) == (503, "5")
     store.close()
+
+
+BUDGET = """
+version: 1
+rules:
+  - {name: read, tools: [read_order], use: allow}
+  - {name: budget, use: cost, with: {max_calls: 100, per: global, ledger: "LEDGER"}}
+"""
+
+
+def test_a_record_that_is_gone_and_a_ledger_that_is_down_are_not_ready(
+    postgres: PostgresServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_key(tmp_path / "audit.key")
+    (tmp_path / "policy.yaml").write_text(BUDGET.replace("LEDGER", postgres.url(postgres.new_database())))
+    settings = {"policy": tmp_path / "policy.yaml", "audit": tmp_path / "audit.db", "audit_key": tmp_path / "audit.key"}
+    gate = open_gate(Governance.from_settings(load_settings(settings, folder=tmp_path, environ={})))
+    heads = tmp_path / "audit.db.heads.jsonl"
+    with (
+        ScriptedModelServer(lambda body: "Hello.") as model,
+        EndpointServer([UpstreamEngine(model.base_url)], gate=gate) as server,
+    ):
+        url, ready = f"{server.base_url}/chat/completions", f"{server.url}/readyz"
+        assert httpx.post(url, json=BODY, timeout=30).status_code == 200
+        assert httpx.get(ready).status_code == 200
+        postgres.kill()
+        until(lambda: "policy" in httpx.get(ready).json())
+        assert httpx.get(ready).json() == {
+            "status": "not ready",
+            "policy": "what its rules count or ask in cannot be written",
+        }
+        refused = httpx.post(url, json=BODY, timeout=30)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        postgres.start()
+        until(lambda: httpx.get(ready).status_code == 200)
+        heads.rename(tmp_path / "kept")
+        (audit,) = gate._owns
+        audit.sign_after_s = 0
+        assert httpx.post(url, json=BODY, timeout=30).status_code == 200, "what is decided is on record all the same"
+        until(lambda: metric(server.url, "lgov_heads_up") == 0)
+        assert httpx.get(ready).status_code == 200
+        for end in ("", "-wal", "-shm"):
+            (tmp_path / f"audit.db{end}").unlink()
+        assert httpx.get(ready).json() == {"status": "not ready", "audit": "it cannot be written"}
+        assert metric(server.url, "lgov_audit_up") == 0
+    with contextlib.suppress(AuditError):
+        gate.close()
+    said = [record.getMessage() for record in caplog.records]
+    for event in ("policy is down", "policy is back", "second place for heads is down", "audit record is down"):
+        assert said.count(event) == 1, event
+
+
+def test_a_record_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with AuditLog(tmp_path / "audit.db", signer=None) as log:
+        log.ping()
+        full = shutil.disk_usage(tmp_path)._replace(free=1024)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+        with pytest.raises(AuditError, match="the disk is full or read-only"):
+            log.ping()
 
 
 class ForeignStore:

@@ -306,6 +306,10 @@ class ApprovalPolicy(BoundedPolicy):
 
     # ------------------------------------------------------------------ after the call
 
+    def ping(self) -> None:
+        """Raises `PolicyError` while nobody can be asked."""
+        self.requests.ping()
+
     def observe(self, event: Any) -> None:
         """Gives an approval back, or withdraws a request, when the call was not made because of something else."""
         if isinstance(event, ToolOutcome):

@@ -291,6 +291,10 @@ class CostControlPolicy(BoundedPolicy):
         elif action.point is Point.AGENT_SHUTDOWN and self.per in ("rollout", "attempt"):
             self._ledger.ended(self._key(count_key(action, self.per)))
 
+    def ping(self) -> None:
+        """Raises `PolicyError` while the ledger cannot be used."""
+        self._ledger.ping()
+
     def release(self, operation_id: str) -> None:
         """Gives back what was set aside for a call that, as the caller knows, was never made and never charged."""
         self._ledger.release(operation_id)

@@ -221,6 +221,11 @@ class SharedDatabase(SharedState):
         with self._lock:
             self._disconnect()
 
+    def ping(self) -> None:
+        """Raises the kind's error while nothing can be changed."""
+        with self.transaction():
+            pass
+
     @contextmanager
     def transaction(self) -> Generator[sqlite3.Connection]:
         """A connection within a transaction, committed at the end of the block and rolled back by an exception."""
