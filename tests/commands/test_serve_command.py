@@ -62,7 +62,7 @@ class Serving:
         return self.process.returncode
 
 
-@pytest.mark.parametrize(("how", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("how", "status"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)])
 def test_serve_records_calls_and_closes_its_store_on_a_signal(folder: Path, how: signal.Signals, status: int) -> None:
     with (
         ScriptedModelServer(["Hello."]) as model,
