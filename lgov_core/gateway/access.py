@@ -138,14 +138,18 @@ class KeyRing:
     ) -> str:
         """The key for one attempt (from 1), or with None for all attempts; always the same for the same arguments.
 
-        ``expires_at`` and ``final_reward`` are as in `KeyGrant`, the time rounded up. Raises `ScopeError` for bad ids.
+        ``expires_at`` and ``final_reward`` are as in `KeyGrant`, the time rounded up. Raises `ScopeError` for bad ids, and
+        `EndpointError` (409) for a key that was revoked.
         """
         RolloutScope(rollout_id, 1 if attempt is None else attempt)  # checks the ids
         ids = f"{'*' if attempt is None else attempt}\0{rollout_id}"
         if expires_at is not None or final_reward:
             expires = "" if expires_at is None else str(math.ceil(expires_at))
             ids += f"\0{'r' if final_reward else ''}\0{expires}"
-        return f"{_PREFIX}{_text(ids.encode())}.{self._signatures(ids.encode())[0]}"
+        key = f"{_PREFIX}{_text(ids.encode())}.{self._signatures(ids.encode())[0]}"
+        if self._is_revoked is not None and self._is_revoked(key):
+            raise EndpointError("this key was revoked", status=409, hint="issue one with another expires_at")
+        return key
 
     def check(self, key: str | None) -> KeyGrant:
         """The rights of ``key``. Raises `EndpointError` (401) if it is missing, unknown, expired or forged. Fails closed.

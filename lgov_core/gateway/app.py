@@ -288,6 +288,8 @@ class AdminRoutes:
             )
         except ScopeError as error:
             raise EndpointError(str(error)) from error
+        about = {"rollout": body.rollout_id, "attempt": body.attempt, "expires_at": body.expires_at}
+        log_event(logging.INFO, "key issued", about)
         return json_response({"key": key})
 
     async def metrics(self, request: Request) -> Response:

@@ -313,6 +313,9 @@ def test_two_secrets_open_while_keys_are_rotated_and_one_key_is_revoked(tmp_path
     revoked.write_text("# left the company\n" + hashlib.sha256(ada.encode()).hexdigest() + "\n")
     with pytest.raises(EndpointError, match="revoked"):
         keys.check(ada)
+    with pytest.raises(EndpointError, match="was revoked") as refused:
+        KeyRing(old, is_revoked=RevokedKeys(revoked)).issue("ada")  # it would be the same
+    assert refused.value.status == 409
     assert keys.check(eve).rollout_id == "eve"
     assert keys.problem() is None
     # A list that cannot be read opens nothing, and says nothing about the key.
