@@ -15,7 +15,7 @@ import click
 
 from lgov_core.commands.group import Exit, printable, write_json, write_result, write_table
 from lgov_core.commands.options import PATH, command
-from lgov_core.places import DEFAULT_APPROVALS, DEFAULT_AUDIT
+from lgov_core.places import DEFAULT_APPROVALS
 from lgov_core.settings import load_settings
 
 if TYPE_CHECKING:
@@ -57,22 +57,16 @@ def approvals(
 
     Once an approver has a key, every answer takes one, and its name is the one on record. A new key ends the older one.
     """
-    from lgov_core.governance import Governance
     from lgov_core.policies import ApprovalRequests
 
     approver: str | None = click.get_current_context().meta["approver"]
+    if approver is not None or approved or rejected:
+        from lgov_core.process.children import refuse_to_programs
+
+        refuse_to_programs("answer the calls that wait, or make a key to answer them")
     file = _file_of(file, may_be_made=approver is not None)
     if approver is not None:
-        with closing(ApprovalRequests(file)) as requests:
-            key = requests.add_approver(approver)
-        settings = load_settings()
-        if settings.audit is not None or DEFAULT_AUDIT.is_file():  # before the key is handed out
-            with Governance.from_settings(settings).open_record("", "") as log:
-                about = {"name": f"approver {approver}", "approvals": str(file.absolute())}
-                log.note("policy", "a new key, which ends an older one, made", about)
-        write_result({"name": approver, "key": key, "file": str(file)}, key, as_json=as_json)
-        click.echo(f"holds until another key is made for {approver}", err=True)
-        return
+        return _make_key(file, approver, as_json)
     if (approved or rejected) and by is None:
         raise click.UsageError("say who answers: --by NAME, or --by - for an approver's key")
     if by is None or not (approved or rejected):
@@ -96,6 +90,20 @@ def approvals(
                 answered.append(requests.reject(request_id, by=by, reason=reason))
     finally:
         _write(answered, as_json)
+
+
+def _make_key(file: Path, approver: str, as_json: bool) -> None:
+    """Makes a key for ``approver``, and hands it out once that is on record."""
+    from lgov_core.governance import Governance
+    from lgov_core.policies import ApprovalRequests
+
+    with Governance.from_settings().open_record("", "") as log, closing(ApprovalRequests(file)) as requests:
+        ends = requests.has_key(approver)
+        key = requests.add_approver(approver)
+        about = {"name": f"approver {approver}", "approvals": str(file.absolute())}
+        log.note("policy", "a new key, which ends the older one, made" if ends else "a key made", about)
+    write_result({"name": approver, "key": key, "file": str(file)}, key, as_json=as_json)
+    click.echo(f"holds until another key is made for {approver}", err=True)
 
 
 def _file_of(file: Path | None, *, may_be_made: bool) -> Path:

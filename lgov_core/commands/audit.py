@@ -440,8 +440,11 @@ def rotate(
     from lgov_core.audit import default_signer
     from lgov_core.audit.rotation import retire
     from lgov_core.audit.rotation import rotate as rotate_record
+    from lgov_core.process.children import refuse_to_programs
 
-    if not (path.is_file() or accept_loss):
+    if accept_loss:
+        refuse_to_programs("accept that entries are lost")
+    elif not path.is_file():
         raise LgovError(f"there is no audit record {path}", hint="name the record that was given to --audit")
     settings = load_settings(texts=assignments)
     signer, heads = default_signer(settings.audit_key), settings.heads

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from contextlib import closing
@@ -28,10 +27,10 @@ from lgov_core.commands.options import (
     record_or_setting,
     yes_option,
 )
-from lgov_core.errors import InstrumentationError, PolicyError, SettingsError
+from lgov_core.errors import PolicyError, SettingsError
 from lgov_core.places import DEFAULT_AUDIT
 from lgov_core.policies.policy_set import trusted_programs
-from lgov_core.process.children import VARIABLE
+from lgov_core.process.children import refuse_to_programs
 from lgov_core.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -256,11 +255,7 @@ def trust(ctx: click.Context, file: Path | None, approve: str | None, yes: bool,
     from lgov_core.audit import AuditLog, default_signer
     from lgov_core.governance import make_folder
 
-    if VARIABLE in os.environ:
-        raise InstrumentationError(
-            "this process was started by a governed program, which may not accept what it changed",
-            hint="call lgov policy trust from your own shell",
-        )
+    refuse_to_programs("accept what it changed")
     if yes or (not as_json and click.confirm("Accept this, so that it governs the next run?", err=True)):
         governing = settings.audit or DEFAULT_AUDIT
         for record in by_record:
@@ -295,6 +290,7 @@ def _pins(ctx: click.Context, file: Path, approve: str | None, as_json: bool) ->
 
     with closing(PinnedTools(file)) as tools:
         if approve is not None:
+            refuse_to_programs("pin tools that changed")
             tools.approve(approve)
         pinned = tools.all()
     if as_json:

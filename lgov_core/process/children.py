@@ -32,6 +32,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from lgov_core.errors import InstrumentationError
 from lgov_core.governance import Governance
 from lgov_core.policies.approvals import notices as approval_notices
 from lgov_core.process.governed import (
@@ -344,6 +345,14 @@ _STARTER = "LGOV_STARTER"
 SITE = Path(__file__).parent / "site"
 #: How much of a child's command a message shows, in characters.
 MAX_COMMAND = 100
+
+
+def refuse_to_programs(what: str) -> None:
+    """Raises `InstrumentationError` in a process that a governed program started: ``what`` is for a person to do."""
+    if VARIABLE in os.environ:
+        raise InstrumentationError(
+            f"this process was started by a governed program, which may not {what}", hint="do that from your own shell"
+        )
 
 
 def hand_on(governance: Governance, scope: RolloutScope, reports: Path, *, deny_unevaluated: bool = False) -> None:

@@ -177,6 +177,32 @@ def policies_on_record(folder: Path, *words: str) -> list[dict[str, Any]]:
     return [entry for entry in json.loads(shown.output) if entry["kind"] == "policy"]
 
 
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["approvals", "--key", "eve"], "make a key"),
+        (["approvals", "--approve", "req_1", "--by", "eve"], "answer the calls that wait"),
+        (["approvals", "--reject", "req_1", "--by", "eve"], "answer the calls that wait"),
+        (["policy", "trust", "pins.db", "--approve", "0" * 64], "pin tools that changed"),
+        (["audit", "rotate", ".lgov/audit.db", "--to", "old", "--accept-loss"], "accept that entries are lost"),
+    ],
+    ids=lambda words: "-".join(words[:3]) if isinstance(words, list) else "",
+)
+def test_a_governed_program_cannot_do_what_is_for_a_person(folder: Path, words: list[str], what: str) -> None:
+    from lgov_core.policies import ApprovalRequests
+    from lgov_core.policies.pins import PinnedTools
+
+    (folder / ".lgov").mkdir()
+    PinnedTools(folder / "pins.db").close()
+    ApprovalRequests(folder / ".lgov" / "approvals.db").close()
+    command = [*LGOV, *words]
+    code = f"import subprocess; print(subprocess.run({command!r}, capture_output=True, text=True))"
+    told = run(folder, code).stdout
+    assert "returncode=78" in told
+    assert "stdout=''" in told
+    assert f"may not {what}" in told or f" or {what}" in told
+
+
 def test_a_governed_program_cannot_accept_what_it_changed(folder: Path) -> None:
     command = [*LGOV, "policy", "trust", "--yes"]
     code = f"""

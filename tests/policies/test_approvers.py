@@ -15,7 +15,7 @@ import pytest
 from approval_helpers import governor, only_pending, pay
 from click.testing import CliRunner
 
-from lgov_core.audit import AuditLog
+from lgov_core.audit import AuditLog, load_key, make_key
 from lgov_core.commands import cli
 from lgov_core.errors import PolicyError
 from lgov_core.policies import ApprovalPolicy, ApprovalRequests, load_policy_file
@@ -100,12 +100,15 @@ def test_once_there_is_a_key_a_name_alone_answers_nothing_and_a_new_key_ends_the
     assert policy.reject(request_id, by=new).answered_by == "ada"
 
 
-def test_the_command_that_answers_asks_for_a_key_where_only_a_key_answers(tmp_path: Path, caplog: Any) -> None:
+def test_the_command_that_answers_asks_for_a_key_where_only_a_key_answers(
+    tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     plain = ApprovalPolicy(store=tmp_path / "plain.db")
     first = plain.judge(pay())
     assert first is not None
     assert first.approval.endswith(" --by NAME")
-    made = CliRunner().invoke(cli, ["approvals", str(tmp_path / "plain.db"), "--key", "ada"])
+    made = CliRunner().invoke(cli, ["approvals", "plain.db", "--key", "ada"])
     assert "holds until another key is made for ada" in made.stderr
     again = plain.judge(pay())
     assert again is not None
@@ -132,17 +135,33 @@ def test_a_policy_file_without_a_store_asks_in_the_usual_file(tmp_path: Path, mo
     assert key not in done.output
 
 
-def test_a_key_is_handed_out_once_it_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "lgov.toml").write_text('audit = "audit.db"\n')
+@pytest.mark.parametrize(("settings", "record"), [("", ".lgov/audit.db"), ('audit = "logs/a.db"\n', "logs/a.db")])
+def test_a_key_is_handed_out_once_it_is_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, record: str
+) -> None:
+    make_key(tmp_path / "audit.key")
+    (tmp_path / "lgov.toml").write_text(f'audit_key = "audit.key"\n{settings}')
     monkeypatch.chdir(tmp_path)
-    for _ in range(2):
-        assert CliRunner().invoke(cli, ["approvals", "--key", "ada"]).exit_code == 0
-    with AuditLog("audit.db") as log:
-        told = [(entry.kind, entry.name, (entry.reason or "")[:20]) for entry in log.entries()]
-    assert told == [("policy", "approver ada", "a new key, which end")] * 2
-    (tmp_path / "audit.db").write_text("no record")
+    for name in ("ada", "ada", "bob"):
+        assert CliRunner().invoke(cli, ["approvals", "--key", name]).exit_code == 0
+    with AuditLog(record, signer=load_key(tmp_path / "audit.key")) as log:
+        told = [(entry.kind, entry.name, (entry.reason or "").partition(" made by ")[0]) for entry in log.entries()]
+    assert told == [
+        ("policy", "approver ada", "a key"),
+        ("policy", "approver ada", "a new key, which ends the older one,"),
+        ("policy", "approver bob", "a key"),
+    ]
+    verified = CliRunner().invoke(cli, ["audit", "verify", record, "--key", "audit.key.pub"])
+    assert verified.exit_code == 0, verified.output
+
+
+def test_a_key_that_cannot_go_on_record_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    key = CliRunner().invoke(cli, ["approvals", "--key", "ada"]).stdout.strip()
+    (tmp_path / ".lgov" / "audit.db").write_text("no record")
     refused = CliRunner().invoke(cli, ["approvals", "--key", "ada"])
     assert (refused.exit_code, refused.stdout) == (4, "")
+    assert ApprovalRequests(tmp_path / ".lgov" / "approvals.db").approver(key) == "ada", "the older key still holds"
 
 
 def test_a_call_that_waits_is_answered_after_a_restart_of_its_program(tmp_path: Path) -> None:

@@ -290,6 +290,11 @@ class ApprovalRequests(SharedDatabase):
             connection.execute("INSERT OR REPLACE INTO approvers VALUES (?, ?, ?)", (name, _hash(key), now))
         return key
 
+    def has_key(self, name: str) -> bool:
+        """True where an approver of that name has a key. Raises `PolicyError`."""
+        with self._change() as (connection, _):
+            return connection.execute("SELECT 1 FROM approvers WHERE name = ?", (name,)).fetchone() is not None
+
     def approver(self, key: str) -> str | None:
         """The name of the approver whose key this is, or None. Raises `PolicyError` when the file cannot be read."""
         with self._change() as (connection, _):
