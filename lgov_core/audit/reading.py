@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -241,3 +241,9 @@ def _texts(value: Any) -> Iterator[str]:
                 return
     elif value is not None:
         yield str(value)
+
+
+def modes_of(entries: Iterable[AuditEntry]) -> dict[str, str]:
+    """The mode of each policy that begins in these entries, by its digest."""
+    policies = (entry for entry in entries if entry.kind == "policy" and "mode" in entry.body)
+    return {entry.policy_digest: entry.body["mode"] for entry in policies}

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import quote
 
 from lgov_core.audit.log import AuditLog
-from lgov_core.audit.reading import AuditEntry, EntrySelection
+from lgov_core.audit.reading import AuditEntry, EntrySelection, modes_of
 from lgov_core.audit.rotation import archive_folder
 from lgov_core.audit.verify import VerifyReport, in_words, verify_archived
 from lgov_core.audit.verify import verify as verify_record
@@ -376,13 +376,11 @@ def _selected(
     named = {"record": path.name} if is_one_of_several else {}
     with AuditLog(path, signer=None) as log:
         every = log.entries()
-    modes |= {
-        entry.policy_digest: entry.body["mode"] for entry in every if entry.kind == "policy" and "mode" in entry.body
-    }
-    entries = [entry for entry in every if entry.position > after and selection.holds(entry)]
+    modes |= modes_of(every)
     return [
         (entry, {**named, "entry": entry.position, "time": _iso(entry), "rollout": entry.rollout_id})
-        for entry in entries
+        for entry in every
+        if entry.position > after and selection.holds(entry)
     ]
 
 

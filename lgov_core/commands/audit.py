@@ -133,16 +133,18 @@ def show(
     beside the setting audit_key, and with the setting heads. A tool has one decision for each call; those on what it returned
     are under "result". "would deny" is what shadow mode allowed and the policies deny.
     """
+    from lgov_core.audit.reading import modes_of
     from lgov_core.audit.report import plain
     from lgov_core.types import BLOCKING
 
     path = record_or_setting(path)
     with opened_record(path) as record:
         entries = [entry for entry in record.entries(selection.rollout_id) if selection.holds(entry)]
+        modes = modes_of(record.entries()) if counts else {}
     if denied:
         entries = [entry for entry in entries if entry.verdict["effect"] in BLOCKING]
     if counts:
-        ctx.exit(_count(path, entries, as_json))
+        ctx.exit(_count(path, entries, modes, as_json))
     newest = entries[-limit:] if limit else entries
     if as_json:
         write_json([plain(entry) for entry in newest])
@@ -169,7 +171,7 @@ def _subject(entry: AuditEntry) -> str:
     return about_records(entry) or f"{entry.name or ''} {(entry.arguments or '')[:_ARGUMENTS_SHOWN]}".strip()
 
 
-def _count(path: Path, entries: Sequence[AuditEntry], as_json: bool) -> Exit:
+def _count(path: Path, entries: Sequence[AuditEntry], modes: Mapping[str, str], as_json: bool) -> Exit:
     from lgov_core.audit.report import audit_report
     from lgov_core.audit.signing import public_path
     from lgov_core.audit.verify import in_words
@@ -180,14 +182,17 @@ def _count(path: Path, entries: Sequence[AuditEntry], as_json: bool) -> Exit:
     report, verified = audit_report(entries), verify_record(path, key=key, head=settings.heads)
     if verified.usage:
         raise click.UsageError(str(verified.problem))
+    digests = [entry.policy_digest for entry in entries if entry.kind == "decision"]
+    shadow = sum(modes.get(digest) == "shadow" for digest in digests)
     if as_json:
-        write_json({"path": str(path), **report.as_json(), "verified": asdict(verified)})
+        write_json({"path": str(path), **report.as_json(), "shadow": shadow, "verified": asdict(verified)})
     else:
         effects = _effects(report)
         sums = ", ".join(f"{report.decisions[effect]} {effect}" for effect in effects)
         when = f", from {report.first} to {report.last}" if report.first else ""
         decisions = counted(report.decisions.total(), "decision")
-        click.echo(f"{decisions} ({sums or 'none'}) in {counted(report.entries, 'entry', 'entries')}{when}\n")
+        click.echo(f"{decisions} ({sums or 'none'}) in {counted(report.entries, 'entry', 'entries')}{when}")
+        click.echo(f"{shadow} of them in shadow mode, which enforces nothing\n" if shadow else "")
         for heading, table in report.tables().items():
             if table:
                 write_table((heading, "decisions", *effects), _count_rows(report, table))

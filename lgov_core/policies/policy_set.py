@@ -149,6 +149,11 @@ def explain(policies: PolicySet, action: Action) -> Explanation:
     return Explanation(tuple(verdicts), decision)
 
 
+def in_shadow_mode(policies: Iterable[Policy]) -> bool:
+    """True where one of these policies enforces nothing."""
+    return any(isinstance(policy, PolicySet) and policy.mode == "shadow" for policy in policies)
+
+
 def trusted_programs(policies: Iterable[Policy]) -> list[str]:
     """The programs that rules of these policies let run the folder's code outside of a box: their ``runs_code``."""
     programs: dict[str, None] = {}

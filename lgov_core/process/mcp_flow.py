@@ -23,6 +23,7 @@ from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading, t
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies import PolicySet
 from lgov_core.policies.pins import PinnedToolsPolicy
+from lgov_core.policies.policy_set import in_shadow_mode
 from lgov_core.process.governed import say
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.types import Action, Decision, Point, new_id
@@ -65,8 +66,8 @@ class GovernedMCPServer:
         self.governor = governor = opened.governor
         self.pins = opened.governance.audit.parent / "mcp-tools.db"
         self.withheld: dict[str, str] = {}
-        shadow = any(isinstance(policies, PolicySet) and policies.mode == "shadow" for policies in governor.policies)
-        pinned = PolicySet([PinnedToolsPolicy(store=self.pins)], mode="shadow" if shadow else "enforce")
+        mode = "shadow" if in_shadow_mode(governor.policies) else "enforce"
+        pinned = PolicySet([PinnedToolsPolicy(store=self.pins)], mode=mode)
         manager = make_plugin_manager(builtin=(), third_party=False)
         self._offers = Governor(pinned, audit=opened.audit, timeout_s=governor.timeout_s, manager=manager)
         self.close = self._offers.close

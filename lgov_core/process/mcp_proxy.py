@@ -43,6 +43,7 @@ from starlette.routing import Route
 from lgov_core._util.json_text import json_object
 from lgov_core.errors import InstrumentationError, PolicyDenied
 from lgov_core.governance import Governance
+from lgov_core.policies.policy_set import in_shadow_mode
 from lgov_core.process.governed import CANNOT_GOVERN, policy_in, say
 from lgov_core.process.mcp_flow import JSON, TOOL_LIST, GovernedMCPServer, GovernedMCPSession
 from lgov_core.process.run import changed_lines
@@ -94,7 +95,8 @@ def run_mcp(
                 server.close()
             effects = opened.governor.effects
             blocked = effects["deny"] + effects["escalate"]
-            lines.append(f"{effects.total()} decisions, {blocked} blocked; record: {governance.audit}")
+            shadow = " (shadow mode)" * in_shadow_mode(opened.governor.policies)
+            lines.append(f"{effects.total()} decisions, {blocked} blocked{shadow}; record: {governance.audit}")
         lines += opened.problems
     finally:
         for line in [*lines, *changed_lines(watch, governance)]:

@@ -58,8 +58,8 @@ class NearGap:
 class ClosingReport:
     """How a governed run went. ``judged`` counts by framework, point and effect; it holds the children's too.
 
-    ``would_deny`` of the ``allowed`` decisions would have blocked outside shadow mode. ``blocked`` names what was blocked,
-    or would have been.
+    ``shadow``: a policy was in shadow mode; without it ``would_deny`` of the ``allowed`` decisions would have blocked.
+    ``blocked`` names what was blocked, or would have been.
 
     ``runs_code`` are the programs that a policy lets run the folder's code. ``uncovered`` says for each instrumented
     framework at which points it cannot block. ``children`` counts started programs by name, ``governed_children`` those
@@ -76,6 +76,7 @@ class ClosingReport:
     judged: dict[str, dict[str, dict[str, int]]]
     allowed: int
     denied: int
+    shadow: bool
     would_deny: int
     uncovered: dict[str, list[str]]
     near_gaps: list[NearGap]
@@ -108,8 +109,8 @@ class ClosingReport:
         lines = [
             f"governed: {', '.join(frameworks) or 'none'}; decisions: {self.allowed} allowed, {self.denied} denied"
         ]
-        if self.would_deny:
-            lines[0] += f"; shadow mode: {self.would_deny} of the allowed would have been denied"
+        if self.shadow or self.would_deny:
+            lines[0] += f"; shadow mode: {self.would_deny or 'none'} of the allowed would have been denied"
         if not frameworks:
             lines.append("the program imported no framework that lgov governs: no tool call of it was evaluated")
         # A framework below others (the openai client, say) has no decisions where those judge.

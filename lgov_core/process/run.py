@@ -24,7 +24,7 @@ from typing import Literal, NoReturn
 
 from lgov_core.errors import InstrumentationError, LgovError, PolicyDenied
 from lgov_core.governance import Governance
-from lgov_core.policies.policy_set import trusted_programs
+from lgov_core.policies.policy_set import in_shadow_mode, trusted_programs
 from lgov_core.process.children import (
     VARIABLE,
     hand_on,
@@ -290,12 +290,14 @@ class GovernedRun:
         would = sum(count for (_, _, effect), count in judged.items() if effect.removeprefix("would-") in BLOCKING)
         adapters = [adapter for adapter in guard.adapters if adapter.name in guard.instrumented]
         process.tally.blocked.merge(children.blocked)
+        sessions = process.tally.sessions | children.sessions
         left_out, unknown = ({}, []) if options.endpoint is None else _left_out(options.endpoint, self.scope)
         report = ClosingReport(
             frameworks=list(guard.instrumented),
             judged=as_counts(judged),
             allowed=judged.total() - denied,
             denied=denied,
+            shadow=in_shadow_mode(process.governor.policies),
             would_deny=would - denied,
             uncovered={adapter.name: points for adapter in adapters if (points := cannot_block(adapter))},
             near_gaps=near_gaps(self.folder, adapters, self.script),
@@ -308,9 +310,7 @@ class GovernedRun:
             failures=dict(process.governor.failures),
             audit=str(options.governance.audit),
             rollout_id=self.scope.rollout_id,
-            conversations=sum(
-                rollout == self.scope.rollout_id for rollout, _ in process.tally.sessions | children.sessions
-            ),
+            conversations=sum(rollout == self.scope.rollout_id for rollout, _ in sessions),
             store=(store := options.governance.store) and without_password(store),
             runs_code=trusted_programs(process.governor.policies),
             blocked=list(process.tally.blocked),

@@ -96,6 +96,9 @@ def test_a_policy_in_shadow_mode_is_named_even_where_it_would_deny_nothing(recor
         report = json.loads(lgov("export", str(record), "--format", "report", *options, "--json").stdout)
         assert (report["shadow"][-1]["policy digest"], report["shadow"][-1]["not enforced"]) == ("c" * 64, 0)
         assert [row["mode"] for row in report["policies"]][-1] == "shadow"
+        counts = ("audit", "show", str(record), "--counts", *options)
+        assert "\n1 of them in shadow mode, which enforces nothing\n" in lgov(*counts).stdout
+        assert json.loads(lgov(*counts, "--json").stdout)["shadow"] == 1
 
 
 def test_a_rejection_by_a_person_is_no_denial_by_a_policy(record: Path) -> None:

@@ -12,6 +12,7 @@ from lgov_runs import WORKER, lgov_run, make_company, write
 
 from lgov_core.audit import AuditLog
 from lgov_core.commands import cli
+from tests.confine.conftest import why_not
 
 APPROVED = """
 version: 1
@@ -71,6 +72,22 @@ def test_in_shadow_mode_it_names_what_would_be_blocked(folder: Path) -> None:
     (folder / "policy.yaml").write_text(policy)
     done = lgov_run(folder, "python", write(folder, WORKER), "DELETE FROM staff WHERE name = 'a'")
     assert any(line.startswith("would have been denied: run_sql, by sql/") for line in report(done.stderr))
+
+
+@pytest.mark.parametrize("box", [(), ("--confine", "--preset", "workspace")], ids=["alone", "in a box"])
+def test_shadow_mode_is_named_also_where_it_would_block_nothing(folder: Path, box: tuple[str, ...]) -> None:
+    if box and (why := why_not()):
+        pytest.skip(f"no box here: {why}")
+    rules = "default: allow\nrules:\n  - {name: never, tools: [none], use: deny}\n"
+    (folder / "policy.yaml").write_text("version: 1\nmode: shadow\n" + rules)
+    done = lgov_run(folder, "python", write(folder, "print('done')"), options=box)
+    assert done.stdout == "done\n", done.stderr
+    assert "0 denied; shadow mode: none of the allowed would have been denied" in done.stderr
+    as_json = lgov_run(folder, "python", "agent.py", options=(*box, "--json")).stderr
+    reports = [json.loads(line) for line in as_json.splitlines()]
+    assert [each["report"]["shadow"] for each in reports if "report" in each] == [True]
+    (folder / "policy.yaml").write_text("version: 1\n" + rules)
+    assert "shadow mode" not in lgov_run(folder, "python", "agent.py", options=box).stderr
 
 
 def test_as_json_every_kind_is_listed(folder: Path) -> None:
