@@ -90,6 +90,14 @@ def is_interpreter(command: str) -> bool:
     return _PYTHON.fullmatch(os.path.basename(command)) is not None
 
 
+def without_arguments(command: Sequence[str]) -> list[str]:
+    """``command`` up to the name of its program: what follows may hold what a user wrote."""
+    if not command or not is_interpreter(command[0]):
+        return list(command[:1])
+    rest = _start_options(command)[1]
+    return list(command[: len(command) - len(rest) + (2 if rest[:1] == ["-m"] else 1)])
+
+
 def restart_with_options(command: Sequence[str]) -> None:
     """Replaces this process by lgov in an interpreter with the options in ``command`` (``-O``, ``-W``, ``-X``), if it has any.
 

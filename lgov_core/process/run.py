@@ -42,7 +42,7 @@ from lgov_core.process.governed import (
     say,
     write_error,
 )
-from lgov_core.process.invocation import Invocation, execute, parse_command
+from lgov_core.process.invocation import Invocation, execute, parse_command, without_arguments
 from lgov_core.scope import RolloutScope, carry_into_threads
 from lgov_core.settings import without_password
 from lgov_core.trust import RunWatch
@@ -198,9 +198,8 @@ class GovernedRun:
         if store is None:
             return
         run_id = new_id("run")
-        store.add_rollouts(
-            [Rollout(scope.rollout_id, scope.task_id or scope.rollout_id, run_id, {"command": list(command)})]
-        )
+        named = list(command) if self.options.governance.content else without_arguments(command)
+        store.add_rollouts([Rollout(scope.rollout_id, scope.task_id or scope.rollout_id, run_id, {"command": named})])
         store.start_attempt(scope.rollout_id, scope.attempt)
         self.attempt_open = True
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -268,6 +270,26 @@ def test_children_write_to_the_same_store(folder: Path) -> None:
     store.close()
     assert "execute_tool run_sql" in {span.name for span in spans}
     assert "SELECT 1" not in str(spans), "without content no argument is on a span"
+
+
+@pytest.mark.parametrize("before", [["python", "agent.py"], ["python", "-u", "-m", "agent"]], ids=["script", "module"])
+def test_without_content_the_store_and_the_page_name_the_program_and_not_its_arguments(
+    folder: Path, before: list[str]
+) -> None:
+    write(folder, "import sys\nprint(sys.argv[1:])\n")
+    for content in ("--content", "--no-content"):
+        (folder / "store.db").unlink(missing_ok=True)
+        done = lgov_run(folder, *before, "--for", "pay alice", options=("--store", "store.db", content))
+        assert done.stdout == "['--for', 'pay alice']\n", done.stderr
+        with closing(open_store(str(folder / "store.db"))) as store:
+            (rollout,) = store.rollouts()
+        assert rollout.input == {"command": before if content == "--no-content" else [*before, "--for", "pay alice"]}
+        subprocess.run(
+            [*LGOV, "view", "store.db", "--export", "page.html", "--no-content"], cwd=folder, check=True, timeout=60
+        )
+        page = (folder / "page.html").read_text("utf-8")
+        assert "pay alice" not in page
+        assert f'"command":{json.dumps(before, separators=(",", ":"))}' in page
 
 
 def test_what_is_redacted_is_in_no_record_also_of_children(folder: Path) -> None:

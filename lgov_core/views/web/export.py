@@ -19,6 +19,7 @@ from urllib.parse import quote
 import lgov_core
 from lgov_core._util.files import atomic_write
 from lgov_core.errors import LgovError, counted
+from lgov_core.process.invocation import without_arguments
 from lgov_core.views.governance import COLUMNS
 from lgov_core.views.web import app
 from lgov_core.views.web.app import STATIC, Answer
@@ -309,5 +310,9 @@ def _without_content(value: Any) -> Any:
         fields: dict[str, Any] = value
         if fields.keys() == _TEXT:
             return None
-        return {name: _CONTENT[name] if name in _CONTENT else _without_content(item) for name, item in fields.items()}
+        kept: dict[str, Any] = {
+            name: _CONTENT[name] if name in _CONTENT else _without_content(item) for name, item in fields.items()
+        }
+        command: Any = kept.get("command")
+        return kept | {"command": without_arguments(command)} if isinstance(command, list) else kept
     return [_without_content(item) for item in value] if isinstance(value, list | tuple) else value
