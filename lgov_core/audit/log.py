@@ -251,7 +251,7 @@ class AuditLog(RecordWriter):
             signer = None if self._heads is None else self._heads.signer
             with self._lock:
                 announcement = _erasure_fields(self._open(), entries, reason, signer)
-            self.append("erasure", announcement, arguments=None, content={})
+            self.append("erasure", {**announcement, "by": os_user()}, arguments=None, content={})
             with self._lock:
                 _erase_texts(self._open(), [entry.position for entry in entries])
                 self._empty_log()

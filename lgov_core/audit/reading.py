@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
 from lgov_core._util.sqlite_file import FileKind, describe, open_sqlite
 from lgov_core.errors import AuditError
-from lgov_core.governor.options import APPROVED
+from lgov_core.governor.options import APPROVED, REJECTED
 from lgov_core.types import Effect
 
 # `lgov_core.audit.verify` documents the format. One row, and so one statement, an entry: a transaction of its own costs
@@ -92,6 +92,25 @@ def open_record(path: Path, *, busy_timeout_s: float, expected: tuple[int, int] 
 
 # ---------------------------------------------------------------------- entries
 
+#: Kinds of entries whose reasons are lgov's own words about names; any other reason may quote what was written.
+_OWN_WORDS: Final = frozenset({"confinement", "loss", "policy", "rotation"})
+#: The words that follow the name of who answered in the reason of a verdict, by its rule.
+_ANSWERS: Final = {APPROVED: " approved it (", REJECTED: " rejected this call"}
+_VERDICT: Final = ("effect", "policy", "rule", "reason", "severity", "by")
+
+
+def answerer(verdict: Mapping[str, Any]) -> str | None:
+    """Who approved or rejected the call by this verdict, with the fingerprints of their keys; None where nobody did."""
+    words = _ANSWERS.get(verdict.get("rule") or "")
+    name, is_there, _ = (verdict.get("reason") or "").partition(words) if words else ("", "", "")
+    return name if is_there else verdict.get("by")
+
+
+def _unquoted(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    """``verdict`` without its reason, and with who answered, who is named there."""
+    by = answerer(verdict)
+    return {**verdict, **({"reason": ""} if "reason" in verdict else {}), **({} if by is None else {"by": by})}
+
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
@@ -153,16 +172,24 @@ class AuditEntry:
 
         Those of the most severe part that shadow mode kept from being enforced, or else the entry's own.
         """
-        own = {name: getattr(self, name) for name in ("effect", "policy", "rule", "reason", "severity")}
+        own = {name: self.body.get(name) for name in _VERDICT}
         shadowed = [part for part in self.body.get("parts") or () if part["shadowed"]]
         return max([own, *shadowed], key=lambda part: Effect[(part["effect"] or "allow").upper()])
 
     @property
     def approval(self) -> Mapping[str, Any] | None:
         """The verdict by which a person, or a callback, approved the call; None where none did."""
-        own = {name: getattr(self, name) for name in ("effect", "policy", "rule", "reason", "severity")}
+        own = {name: self.body.get(name) for name in _VERDICT}
         verdicts = (own, *(self.body.get("parts") or ()))
         return next((each for each in verdicts if each["rule"] == APPROVED and each["effect"] == "allow"), None)
+
+    def without_content(self) -> AuditEntry:
+        """The entry without what users, models and tools wrote: arguments, texts, and reasons, which may quote them."""
+        body = self.body
+        if self.kind not in _OWN_WORDS or body.get("inside"):
+            parts = {"parts": [_unquoted(verdict) for verdict in body["parts"]]} if "parts" in body else {}
+            body = _unquoted(body) | parts
+        return replace(self, arguments=None, content=None, reason=body.get("reason"), body=body)
 
 
 def entry_of(row: tuple[Any, ...]) -> AuditEntry:

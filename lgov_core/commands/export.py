@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import click
 
@@ -31,6 +31,7 @@ from lgov_core.errors import ExportError, LgovError, StoreError, counted
 from lgov_core.settings import load_settings
 from lgov_core.store import rows
 from lgov_core.store.trace_store import TraceStore
+from lgov_core.trace.rollout_spans import without_content as span_without_content
 from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
 
 if TYPE_CHECKING:
@@ -56,30 +57,51 @@ _ELSEWHERE: Final = {"task_id"}
 _ROWS_A_GROUP: Final = 1000
 
 
-def values_of(
-    store: TraceStore, kind: str, *, run_id: str | None = None, rollout_ids: Sequence[str] | None = None
-) -> Iterator[Any]:
-    """The values of one kind, in the order of writing: all of them, or those of a run, or those of some rollouts."""
+#: Returns the values of one kind, in the order of writing.
+Reader: TypeAlias = Callable[[str], Iterator[Any]]
+
+
+def reader_of(
+    store: TraceStore, *, content: bool, run_id: str | None = None, rollout_ids: Sequence[str] | None = None
+) -> Reader:
+    """The reader of all values of a store, of a run's, or of some rollouts'; without ``content`` as `without_content`."""
     if run_id is not None:
         rollout_ids = [rollout.rollout_id for rollout in store.rollouts(run_id=run_id, ids=rollout_ids)]
-    if kind == "rollout":
-        return iter(store.rollouts(ids=rollout_ids))
-    read = {"attempt": store.attempts, "call": store.calls, "reward": store.rewards, "span": store.spans}[kind]
-    return iter(read(rollout_ids))
+
+    def read(kind: str) -> Iterator[Any]:
+        if kind == "rollout":
+            values: Iterable[Any] = store.rollouts(ids=rollout_ids)
+        else:
+            of = {"attempt": store.attempts, "call": store.calls, "reward": store.rewards, "span": store.spans}[kind]
+            values = of(rollout_ids)
+        return iter(values) if content else map(without_content, values)
+
+    return read
 
 
-def json_lines(
-    store: TraceStore, *, run_id: str | None = None, rollout_ids: Sequence[str] | None = None
-) -> Iterator[str]:
+def without_content(value: Any) -> Any:
+    """``value`` without what users, models and tools wrote, and without tokens, which can be read."""
+    match value:
+        case Rollout():
+            return replace(value, input={"mode": value.mode} if value.mode else {})
+        case Attempt():
+            return replace(value, error=None, result={"counts": dict(value.counts)} if value.counts else None)
+        case CapturedCall():
+            return replace(value, request={}, response={}, prompt_ids=None, response_ids=None, logprobs=None)
+        case Span():
+            return span_without_content(value)
+        case _:  # a reward is a number, and names
+            return value
+
+
+def json_lines(read: Reader) -> Iterator[str]:
     """One JSON object a value: its fields, and ``kind``."""
     for kind in KINDS:
-        for value in values_of(store, kind, run_id=run_id, rollout_ids=rollout_ids):
+        for value in read(kind):
             yield rows.stored_text({"kind": kind, **_fields(value)}, kind)
 
 
-def write_parquet(
-    folder: Path, store: TraceStore, *, run_id: str | None = None, rollout_ids: Sequence[str] | None = None
-) -> int:
+def write_parquet(folder: Path, read: Reader) -> int:
     """Writes ``rollouts.parquet``, ``attempts.parquet`` and so on to ``folder``, made if need be; returns how many rows.
 
     Each file is written whole or not at all, a thousand rows at a time. Values of any JSON shape are JSON texts; token
@@ -100,7 +122,7 @@ def write_parquet(
         path = folder / f"{kind}s.parquet"
         try:
             with atomic_file(path, ExportError) as beside, pq.ParquetWriter(beside, schema) as writer:
-                values = values_of(store, kind, run_id=run_id, rollout_ids=rollout_ids)
+                values = read(kind)
                 while group := list(itertools.islice(values, _ROWS_A_GROUP)):
                     writer.write_table(pa.Table.from_pylist([_flat(value) for value in group], schema=schema))
                     count += len(group)
@@ -142,14 +164,14 @@ def _column(pa: Any, name: str) -> Any:
 
 
 #: Formats of an audit record, and of a trace store.
-_OF_RECORD: Final = ("jsonl", "cloudevents", "ocsf", "report")
-_OF_STORE: Final = ("jsonl", "parquet", "otlp", "otlp-json")
+OF_RECORD: Final = ("jsonl", "cloudevents", "ocsf", "report")
+OF_STORE: Final = ("jsonl", "parquet", "otlp", "otlp-json")
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.AUDIT_BROKEN, Exit.INTERRUPTED)
 @click.argument("source", metavar="STORE|RECORD")
 @click.option(
-    "--format", "form", type=click.Choice(tuple(dict.fromkeys((*_OF_STORE, *_OF_RECORD)))), default="jsonl",
+    "--format", "form", type=click.Choice(tuple(dict.fromkeys((*OF_STORE, *OF_RECORD)))), default="jsonl",
     show_default=True, help="cloudevents, ocsf and report are for records; parquet, otlp and otlp-json for stores.",
 )  # fmt: skip
 @click.option(
@@ -175,32 +197,32 @@ def export(
     """Write what is in a trace store (a path, an address, a run folder) or an audit record, or send it to a collector.
 
     A store: its rollouts, attempts, calls, rewards and spans as JSON lines (the fields of one of them, and kind), as a folder
-    of Parquet files, or as spans to an OpenTelemetry collector (--format otlp --to http://HOST:4318/v1/traces), without
-    contents with --no-content. Headers are taken from OTEL_EXPORTER_OTLP_HEADERS. Sent again, a span has the same id. A
-    collector that refuses spans makes the exit status 1. For training data: lgov transitions.
+    of Parquet files, or as spans to an OpenTelemetry collector (--format otlp --to http://HOST:4318/v1/traces). Headers
+    are taken from OTEL_EXPORTER_OTLP_HEADERS. Sent again, a span has the same id. A collector that refuses spans makes the exit
+    status 1. For training data: lgov transitions.
 
     A record: its entries as JSON lines with its own fields, CloudEvents 1.0, or OCSF 1.3 API Activity. --format report is one
-    report for an auditor, with the archived records before it: as HTML or JSON if the name of the file ends so, else as text;
-    --no-content leaves out arguments, and reasons, which may quote. It is verified with the public key beside the setting
-    audit_key, and with the setting heads. Where that key signed the record, it signs the report too: FILE.sig, which lgov audit
-    verify FILE checks. Exits 4 if a record is broken.
+    report for an auditor, with the archived records before it: as HTML or JSON if the name of the file ends so, else as text.
+    It is verified with the public key beside the setting audit_key, and with the setting heads. Where that key signed the
+    record, it signs the report too: FILE.sig, which lgov audit verify FILE checks. Exits 4 if a record is broken.
 
-    A file is written whole or not at all. With --json the summary about --to is JSON; standard output always is.
+    --no-content leaves out texts, tokens, arguments, and reasons, which may quote. A file is written whole or not at all. With
+    --json the summary about --to is JSON; standard output always is.
     """
     if is_audit_record(source):
-        _require("an audit record", form, _OF_RECORD, where, ("rollout", "session", "tool", "agent", "text"))
+        _require("an audit record", form, OF_RECORD, where, ("rollout", "session", "tool", "agent", "text"))
         _export_record(Path(source), form, target, where, content, as_json, **period)
         return
     if not is_store(source) and not Path(source).exists():
         raise LgovError(f"there is no trace store or audit record {source}", hint="name a file that lgov wrote")
-    _require("a trace store", form, _OF_STORE, where, ("rollout", "run"))
+    _require("a trace store", form, OF_STORE, where, ("rollout", "run"))
     if any(period.values()):
         raise click.UsageError("--since, --before, --after and --archive are for audit records")
     with opened_store(source) as store:
         if form.startswith("otlp"):
             _send(store, source, form, target, where, content, as_json)
         else:
-            _export_store(store, form, target, where, as_json)
+            _export_store(store, form, target, where, content, as_json)
 
 
 def _require(kind: str, form: str, forms: Sequence[str], where: Where, fields: Sequence[str]) -> None:
@@ -228,8 +250,10 @@ def _export_record(
     selection = selection_of(where, **period)
     with opened_record(path) as record:
         entries = [entry for entry in record.entries(selection.rollout_id, after=after) if selection.holds(entry)]
+    if not content:
+        entries = [entry.without_content() for entry in entries]
     if form == "report":
-        _report_evidence(path, selection, target, as_json, archive=archive, after=after, reasons=content)
+        _report_evidence(path, selection, target, as_json, archive=archive, after=after, content=content)
         return
     if archive is not None:
         raise click.UsageError("--archive is for --format report")
@@ -238,7 +262,7 @@ def _export_record(
 
 def _report_evidence(path: Path, selection: EntrySelection, target: str | None, as_json: bool, **options: Any) -> None:
     from lgov_core.audit import default_key_path, load_key
-    from lgov_core.audit.report import evidence, evidence_html, evidence_text
+    from lgov_core.audit.auditor_report import evidence, evidence_html, evidence_text
     from lgov_core.audit.signing import heads_path, public_path, sign_report
     from lgov_core.audit.verify import SIGNATURE
 
@@ -273,18 +297,21 @@ def _ascii(line: str) -> str:
     return printable(line).encode("ascii", "backslashreplace").decode()
 
 
-def _export_store(store: RolloutQueue, form: str, target: str | None, where: Where, as_json: bool) -> None:
+def _export_store(
+    store: RolloutQueue, form: str, target: str | None, where: Where, content: bool, as_json: bool
+) -> None:
     if form == "parquet" and target is None:
         raise click.UsageError("parquet needs --to FOLDER")
     rollout_ids = list(where.get("rollout", ()))
-    choice: dict[str, Any] = {"run_id": single(where, "run"), "rollout_ids": rollout_ids or None}
     for rollout_id in rollout_ids:
-        if not any(True for kind in KINDS for _ in values_of(store, kind, rollout_ids=[rollout_id])):
+        read = reader_of(store, content=content, rollout_ids=[rollout_id])
+        if not any(True for kind in KINDS for _ in read(kind)):
             raise StoreError(f"nothing is recorded of rollout {rollout_id}", hint="lgov traces list shows the ids")
+    read = reader_of(store, content=content, run_id=single(where, "run"), rollout_ids=rollout_ids or None)
     if form == "parquet" and target is not None:
-        _report(write_parquet(Path(target), store, **choice), target, form, "row", as_json)
+        _report(write_parquet(Path(target), read), target, form, "row", as_json)
     else:
-        _write(json_lines(store, **choice), target, form, "row", as_json)
+        _write(json_lines(read), target, form, "row", as_json)
 
 
 def _write(lines: Iterable[str], target: str | None, form: str, noun: str, as_json: bool) -> None:

@@ -22,6 +22,8 @@ SHADOW: Final = "lgov.shadow"
 CARRIED: Final = "lgov.carried"
 #: The rule of the decision by which people approved a call.
 APPROVED: Final = "approved"
+#: The rule by which a person's answer denies a call.
+REJECTED: Final = "approval-rejected"
 
 
 def carrying(policies: Iterable[Policy], tool: str | None = None) -> Iterator[Any]:

@@ -13,7 +13,9 @@ import pytest
 
 import lgov_core.audit
 from lgov_core import Action, Decision, Effect, Point
+from lgov_core._util.files import os_user
 from lgov_core.audit import AuditLog, load_key, make_key
+from lgov_core.audit.entry import decision_fields
 from lgov_core.audit.reading import EntrySelection
 from lgov_core.commands.group import Exit
 from tests.commands.cli_runner import lgov
@@ -31,7 +33,9 @@ REJECTED = Decision(
     Effect.DENY, "refunds", "approval-rejected", "Ada rejected this call: too much", policy_digest="b" * 64
 )
 PENDING = Decision(Effect.ESCALATE, "refunds", "approval-pending", "A person has to approve it", policy_digest="b" * 64)
-APPROVED = Decision(Effect.ALLOW, "refunds", "approved", "Ada approved it (request apr_1)", policy_digest="b" * 64)
+APPROVED = Decision(
+    Effect.ALLOW, "refunds", "approved", "Ada (key 1f) approved it (request apr_1)", policy_digest="b" * 64
+)
 
 
 def act(name: str, **arguments: object) -> Action:
@@ -84,7 +88,7 @@ def test_the_report_says_who_was_denied_and_approved_and_what_proves_it(record: 
         ("run_sql", "no-drop", True),
     ]
     (approval,) = report["approvals"]
-    assert (approval["name"], approval["reason"]) == ("refund", "Ada approved it (request apr_1)")
+    assert (approval["name"], approval["reason"]) == ("refund", "Ada (key 1f) approved it (request apr_1)")
     assert report["changes"][0]["what"] == "texts of 1 entry erased: asked for"
 
 
@@ -110,6 +114,70 @@ def test_a_rejection_by_a_person_is_no_denial_by_a_policy(record: Path) -> None:
     assert (rejection["reason"], rejection["arguments"]) == ("Ada rejected this call: too much", '{"order":8}')
     assert [row["arguments"] for row in report["unanswered"]] == ['{"order":9}']
     assert "refund" not in [row["name"] for row in report["denials"]]
+
+
+def test_who_approved_and_rejected_stays_without_content(record: Path) -> None:
+    with AuditLog(record, signer=load_key(record.parent / "audit.key")) as log:
+        log.commit(act("refund", order=8), REJECTED)
+    for options in ((), ("--no-content",)):
+        report = json.loads(lgov("export", str(record), "--format", "report", *options, "--json").stdout)
+        assert [row["by"] for row in (*report["approvals"], *report["rejections"])] == ["Ada (key 1f)", "Ada"]
+        assert report["changes"][0]["by"] == os_user()
+
+
+def test_an_erasure_without_a_reason_is_reported(record: Path) -> None:
+    assert lgov("erase", str(record), "--where", "tool=refund", "--yes").exit_code == 0
+    with AuditLog(record, signer=load_key(record.parent / "audit.key")) as log:
+        log.append("erasure", {"erased": {}}, arguments=None, content={})  # as it was written before
+    done = lgov("export", str(record), "--format", "report", "--json")
+    changes = json.loads(done.stdout)["changes"]
+    assert [(row["what"], row["by"]) for row in changes][1:] == [
+        ("texts of 1 entry erased", os_user()),
+        ("texts of 0 entries erased", None),
+    ]
+
+
+def test_what_was_said_from_inside_a_box_is_marked(record: Path) -> None:
+    with AuditLog(record, signer=load_key(record.parent / "audit.key")) as log:
+        for decision in (DENIED, REJECTED, PENDING, APPROVED):
+            log.append_entry({**decision_fields(act("boxed"), decision), "inside": True}, None, None, "aud")
+    report = json.loads(lgov("export", str(record), "--format", "report", "--json").stdout)
+    for section in ("denials", "rejections", "unanswered", "approvals"):
+        assert [row["name"] for row in report[section] if row.get("inside")] == ["boxed"]
+    assert lgov("export", str(record), "--format", "report").stdout.count("said in the box yes") == 4
+    assert lgov("export", str(record), "--format", "report", "--to", "report.html").exit_code == 0
+    assert (record.parent / "report.html").read_text().count("<th>said in the box</th>") == 4
+
+
+def test_which_policy_held_when_can_be_read(folder: Path) -> None:
+    """Each decision is one of a program of its own: ``a``, then ``b``, then ``a`` again; but for two at the same time."""
+
+    def run(log: AuditLog, digest: str, name: str = "run_sql") -> None:
+        log.begin_policy(digest, f"{digest[0]}.yaml", "enforce")
+        log.commit(act(name), Decision(Effect.ALLOW, "desk", "reads", policy_digest=digest))
+
+    a, b, c = ("a" * 64, "b" * 64, "c" * 64)
+    for digest, name in ((a, "read_file"), (a, "read_file"), (b, "run_sql"), (a, "read_file")):
+        with AuditLog(folder / "audit.db", signer=None) as log:
+            run(log, digest, name)
+    with AuditLog(folder / "audit.db", signer=None) as one, AuditLog(folder / "audit.db", signer=None) as other:
+        for _ in range(2):
+            run(one, b)
+            run(other, c)
+    command = ("export", str(folder / "audit.db"), "--format", "report", "--json")
+    report = json.loads(lgov(*command).stdout)
+    assert [(row["file"], row["decisions"]) for row in report["policies"]] == [
+        ("a.yaml", 2),
+        ("b.yaml", 1),
+        ("a.yaml", 1),
+        ("b.yaml", 2),
+        ("c.yaml", 2),
+    ]
+    assert [row["policy digest"] for row in report["changes"]][:4] == [a, b, a, b]
+    report = json.loads(
+        lgov(*command, "--where", "tool=read_file").stdout
+    )  # what replaced it need not be among the chosen
+    assert [(row["file"], row["decisions"]) for row in report["policies"]] == [("a.yaml", 2), ("a.yaml", 1)]
 
 
 def test_it_says_what_it_cannot_see(record: Path) -> None:

@@ -22,7 +22,7 @@ from lgov_core._util.files import os_user
 from lgov_core._util.json_text import NotCanonical, canonical_json, fingerprint
 from lgov_core.errors import PolicyError
 from lgov_core.governor.judging import caller_gone
-from lgov_core.governor.options import APPROVED, CARRIED, SHADOW, in_dry_run
+from lgov_core.governor.options import APPROVED, CARRIED, REJECTED, SHADOW, in_dry_run
 from lgov_core.governor.patterns import matches_any
 from lgov_core.places import DEFAULT_APPROVALS
 from lgov_core.policies.approvals.notices import Notice, answer_command
@@ -257,7 +257,7 @@ class ApprovalPolicy(BoundedPolicy):
         """The denial of a call that a person rejected."""
         comment = f": {request.reason}" if request.reason else ""
         by = request.answers[-1] if request.answers else request.answered_by
-        return self.deny("approval-rejected", f"{by} rejected this call{comment}")
+        return self.deny(REJECTED, f"{by} rejected this call{comment}")
 
     def _is_carried(self, action: Action) -> bool:
         """Returns whether the framework carries the question about this call."""
@@ -296,7 +296,7 @@ class ApprovalPolicy(BoundedPolicy):
         elif answer is True:
             decision = self._approved(request, "the approver", f"request {request.request_id}")
         elif answer is False:
-            decision = self.deny("approval-rejected", "The approver rejected this call")
+            decision = self.deny(REJECTED, "The approver rejected this call")
         else:
             decision = self.deny("approval-failed", f"The approver gave no answer: {answer}")
         return _Asked(digest, request, decision)

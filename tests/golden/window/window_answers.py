@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any, Final
 from urllib.parse import quote
 
-from lgov_core.commands.export import json_lines
+from lgov_core.commands.export import json_lines, reader_of
 from lgov_core.errors import LgovError
 from lgov_core.store import RolloutQueue
 from lgov_core.views.attempt_builder import first_denied, read_attempt
@@ -96,7 +96,7 @@ def everything(store: RolloutQueue, place: str) -> dict[str, Any]:
 
 def _lines(store: RolloutQueue) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for line in json_lines(store):
+    for line in json_lines(reader_of(store, content=True)):
         found.setdefault(json.loads(line)["kind"], []).append(line)
     return found
 
