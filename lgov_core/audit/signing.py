@@ -248,14 +248,15 @@ class KeptHeads:
             raise self._lost("is gone:", of_place)
 
     def require_kept(self, connection: sqlite3.Connection) -> None:
-        """Raises `AuditError` where none of the record's heads is kept: the file was removed, or its disk is not there.
+        """Raises `AuditError` where none of the heads is kept that a record in its place has: its disk may not be there.
 
-        The first head may be missing, by a kill before it was written.
+        The first head may be missing, by a kill before it was written. A record that was moved has heads of another place.
         """
-        number, record = connection.execute(
-            "SELECT coalesce(max(number), 0), (SELECT id FROM record) FROM heads"
-        ).fetchone()
-        if self._location and number > 1 and not self._newest("record", record):
+        newest: Mapping[str, Any] = {"number": 0}
+        for (body,) in connection.execute("SELECT body FROM heads ORDER BY number DESC LIMIT 1"):
+            newest = json.loads(body)
+        number, is_here = newest["number"], newest.get("file") == self._location
+        if number > 1 and is_here and not self._newest("record", newest["record"]):
             hint = (
                 "put the file back, or mount its disk (a new place begins with a copy of the old file); if it is lost for"
                 f" good: lgov audit rotate {self._path} --to FOLDER --accept-loss"

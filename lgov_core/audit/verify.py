@@ -814,7 +814,7 @@ def in_words(report: VerifyReport | ReportSignature) -> str:
                 f"of them {before} from before there was a key: unchanged since, but anybody may have written them"
             )
         if not report.key_trusted:
-            hint = "give --key (for a report: the setting audit_key)"
+            hint = "lgov audit verify --key does (for a report: the setting audit_key)"
             lines.append(f"the key {report.key} was not compared with one that you trust: {hint}")
     if report.continues is not None:
         lines.append(f"continues the record {report.continues['record']}, of {report.continues['entries']} entries")
@@ -823,9 +823,13 @@ def in_words(report: VerifyReport | ReportSignature) -> str:
         accepted = f"accepted by {loss['by']} at {_time(loss['time_ns'])} (entry {loss['position']})"
         lines.append(f"lost: entries {first} to {loss['last']} of {whose}, and any after them; {accepted}")
     if report.anchored is None:
-        lines.append("not compared with heads kept elsewhere (--head): an older copy, or a cut end, would not show")
+        lines.append(
+            "not compared with heads kept elsewhere (verify --head): an older copy, or a cut end, would not show"
+        )
     else:
-        lines.append(f"heads kept elsewhere: {report.anchored}, and none of them is missing in the record")
+        lines.append(
+            f"heads kept elsewhere: {report.anchored} of {report.heads}, and none of them is missing in the record"
+        )
         if report.others:
             others = _counted(report.others, "other record", "other records")
             lines.append(f"heads of {others} are kept there too: check that none of these is missing")
