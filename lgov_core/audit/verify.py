@@ -630,7 +630,8 @@ def public_key(key: str | os.PathLike[str] | bytes) -> bytes:
             raise _Usage(f"the key {os.fsdecode(key)} cannot be read: {error}") from error
     public = _hex(text.removeprefix(_PUBLIC), 32)
     if public is None:
-        raise _Usage("the key is not an Ed25519 public key: give 64 hex digits, or the file audit.key.pub")
+        what = f"{os.fsdecode(key)} is not" if os.path.isfile(key) else f"there is no key file {text}, and that is not"
+        raise _Usage(f"{what} an Ed25519 public key: give 64 hex digits, or the file audit.key.pub")
     return public
 
 

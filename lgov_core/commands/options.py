@@ -135,6 +135,8 @@ def where_option(
             name, value = pair(text, "FIELD=VALUE")
             if name not in fields and other is None:
                 raise click.BadParameter(f"there is no field {name}; there are {', '.join(fields)}")
+            if not value.strip():  # every row would fit
+                raise click.BadParameter(f"{name} has no value: give FIELD=VALUE, or leave it out")
             where[name] = (*where.get(name, ()), value)
         return where
 

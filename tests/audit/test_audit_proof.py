@@ -264,7 +264,13 @@ def test_a_key_that_was_not_compared_is_not_trusted(signed: Signed) -> None:
     wrong = verify(signed.path, key=other.hex())
     assert not wrong.ok
     assert "not with the one given" in (wrong.problem or "")
-    assert "not an Ed25519 public key" in (verify(signed.path, key="nonsense").problem or "")
+    missing = str(signed.path.parent / "no.key.pub")
+    assert f"there is no key file {missing}, and that is not an Ed25519" in (
+        verify(signed.path, key=missing).problem or ""
+    )
+    nonsense = signed.path.parent / "nonsense.pub"
+    nonsense.write_text("nonsense")
+    assert f"{nonsense} is not an Ed25519 public key" in (verify(signed.path, key=str(nonsense)).problem or "")
 
 
 def test_a_line_that_a_crash_cut_off_the_heads_is_passed_over_and_damage_is_not(signed: Signed, tmp_path: Path) -> None:

@@ -128,6 +128,9 @@ def test_it_asks_first(folder: Path) -> None:
     nothing_is_erased(folder)
     assert lgov("erase", "--where", TEXT, "--json").exit_code == 2
     assert lgov("erase", "--where", "rollout=r1", "--yes").exit_code == 2
+    for value in ("", " "):  # which every entry holds
+        for command in (("erase", "--yes"), ("erase", "kept/audit.db", "--yes"), ("audit", "show", "kept/audit.db")):
+            assert lgov(*command, "--where", f"text={value}").exit_code == 2
 
 
 def test_a_place_that_cannot_be_erased_from_is_named_and_the_others_are_erased(folder: Path) -> None:
