@@ -51,7 +51,7 @@ def require_same_file(kind: FileKind, path: str | os.PathLike[str], expected: tu
         identity = None
     if identity != expected:
         raise kind.error(
-            f"{kind.what} {path} is no longer the file that was opened",
+            f"{kind.what} {path} is {'gone' if identity is None else 'no longer the file that was opened'}",
             hint="it was moved, deleted or replaced; put it back, or start over with a new file",
         )
 

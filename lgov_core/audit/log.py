@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
 from lgov_core._util.files import os_user
-from lgov_core._util.sqlite_file import BESIDE, describe, is_database, keep_quiet_across_fork
+from lgov_core._util.sqlite_file import BESIDE, describe, is_database, keep_quiet_across_fork, require_same_file
 from lgov_core.audit.entry import canonical
 from lgov_core.audit.reading import AUDIT_RECORD, AuditEntry, EntrySelection, entry_of, open_record
 from lgov_core.audit.record_file import RecordWriter
@@ -200,6 +200,7 @@ class AuditLog(RecordWriter):
         except (ForeignEntry, AuditKeyError):
             raise
         except Exception as error:  # noqa: BLE001 - shown in signing_error, by close and by every verification
+            require_same_file(AUDIT_RECORD, self.path, self._watch.identity)
             self.signing_error = AuditError(
                 f"the last entries of audit record {self.path} are not signed, or not at the second place: {error}",
                 hint="what was decided is on record; look at the key and at the second place for heads",
@@ -322,15 +323,17 @@ class AuditLog(RecordWriter):
         """Signs what is not signed yet and closes the record.
 
         Calling it again does nothing; any other call after it raises `AuditError`, and so does this one, once
-        everything is closed, when the last entries could not be signed.
+        everything is closed, when the last entries could not be signed, or the record is not what was written.
         """
         with self._lock:
             if self._closed:
                 return
-            if self._heads is not None and (self._chain.length or self.signing_error is not None):
+            if self._chain.length or self.signing_error is not None:
                 try:
                     self._require_own()
-                    self._sign(closing=True)
+                    require_same_file(AUDIT_RECORD, self.path, self._watch.identity)
+                    if self._heads is not None:
+                        self._sign(closing=True)
                 except AuditError as error:
                     self.signing_error = error
             self._closed = True

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from lgov_core.errors import InstrumentationError, LgovError
+from lgov_core.errors import InstrumentationError, LgovError, PolicyDenied
 from lgov_core.hookspecs import hookimpl
 from lgov_core.settings import is_placeholder
 
@@ -315,6 +315,15 @@ def installed_adapters(manager: Any) -> list[Adapter]:
             hint="lgov doctor lists them; repair or uninstall the one that raises",
         ) from error
     return adapters
+
+
+def why_not_started(what: str, denied: PolicyDenied) -> str:
+    """Why ``what``, a program or a server, may not start, for its user: the policy denies it, or the record failed, and how."""
+    decision = denied.decision
+    failed = [fault.reason for fault in decision.parts if fault.rule == decision.rule == "audit-failed"]
+    if failed:
+        return f"the start of this {what} cannot be put on record: {failed[-1]}"
+    return f"the policy does not let this {what} start: {decision.reason}"
 
 
 def policy_in(folder: Path, program: str) -> Path:

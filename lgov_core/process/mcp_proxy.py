@@ -44,7 +44,7 @@ from lgov_core._util.json_text import json_object
 from lgov_core.errors import InstrumentationError, PolicyDenied
 from lgov_core.governance import Governance
 from lgov_core.policies.policy_set import in_shadow_mode
-from lgov_core.process.governed import CANNOT_GOVERN, policy_in, say
+from lgov_core.process.governed import CANNOT_GOVERN, policy_in, say, why_not_started
 from lgov_core.process.mcp_flow import JSON, TOOL_LIST, GovernedMCPServer, GovernedMCPSession
 from lgov_core.process.run import changed_lines
 from lgov_core.scope import RolloutScope
@@ -89,7 +89,7 @@ def run_mcp(
                 with opened.governor.rollout(scope):
                     status = asyncio.run(_serve(server, scope, partial(_connection, command, url), port, announce))
             except PolicyDenied as denied:
-                say(f"not run: the policy does not let this server start: {denied.decision.reason}")
+                say(f"not run: {why_not_started('server', denied)}")
                 status = CANNOT_GOVERN
             finally:
                 server.close()

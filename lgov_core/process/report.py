@@ -66,6 +66,7 @@ class ClosingReport:
     that were under policy, also if another child started them, of which ``running_children`` have not ended;
     ``ungoverned_children`` are the Python programs that were not, ``other_children`` those that are not Python, both by name;
     ``children_refused``: the status is not 0 for the ungoverned ones.
+    ``record_lost``: the status is not 0, since the record is gone or was changed.
     ``store`` is the trace store as it may be printed, or None, and ``rollout_id`` the rollout that the run is there, in which
     there were so many ``conversations``.
     ``unevaluated`` counts by host the requests to model servers that no rule saw; with ``unevaluated_refused`` they were
@@ -88,6 +89,7 @@ class ClosingReport:
     children_refused: bool
     failures: dict[str, int]
     audit: str
+    record_lost: bool
     rollout_id: str
     conversations: int = 0
     store: str | None = None
@@ -111,7 +113,7 @@ class ClosingReport:
         ]
         if self.shadow or self.would_deny:
             lines[0] += f"; shadow mode: {self.would_deny or 'none'} of the allowed would have been denied"
-        if not frameworks:
+        if not frameworks and not any(kind.point == "agent_startup" for kind in self.blocked):
             lines.append("the program imported no framework that lgov governs: no tool call of it was evaluated")
         # A framework below others (the openai client, say) has no decisions where those judge.
         for framework in [name for name in frameworks if name in self.judged] or frameworks:
@@ -143,7 +145,8 @@ class ClosingReport:
             lines.append(f"runs the folder's code, as the policy permits: {', '.join(self.runs_code)}")
         lines += self._child_lines()
         lines += self.problems
-        lines.append(f"audit record: {self.audit}")
+        lost = ", which does not hold what was decided; status 78 for that" * self.record_lost
+        lines.append(f"audit record: {self.audit}{lost}")
         if self.store is not None:
             lines.append(f"trace store: {self.store}, rollout {self.rollout_id}")
         return lines

@@ -40,6 +40,7 @@ from lgov_core.process.governed import (
     end_process,
     policy_in,
     say,
+    why_not_started,
     write_error,
 )
 from lgov_core.process.invocation import Invocation, execute, parse_command, without_arguments
@@ -165,8 +166,7 @@ class GovernedRun:
             with governor.rollout(self.scope):
                 self.status = execute(self.invocation)
         except PolicyDenied as denied:
-            reason = f"the policy does not let this program start: {denied.decision.reason}"
-            self.status = refuse_run(InstrumentationError(reason), options)
+            self.status = refuse_run(InstrumentationError(why_not_started("program", denied)), options)
         except LgovError as error:
             self.status = refuse_run(error, options)
         return self.status
@@ -217,6 +217,13 @@ class GovernedRun:
         except LgovError as problem:
             say(f"the end of the attempt could not be stored: {problem}")
 
+    def _store_connections(self) -> None:
+        """Puts the connections that a box asked for into the store."""
+        opened, content = self.process.opened, self.options.governance.content
+        if opened.store is not None:
+            for span in opened.connections(self.scope.rollout_id, self.scope.attempt, content=content):
+                self.process.governor.observe(span)
+
     # ------------------------------------------------------------------ the end
 
     def _end_by_signal(self, number: int, _frame: object) -> None:
@@ -264,8 +271,21 @@ class GovernedRun:
             about = {"rollout_id": self.scope.rollout_id, **{name: dict(count) for name, count in counts.items()}}
             audit.append("ungoverned", about, arguments=None, content={})
 
+    def _record_is_lost(self) -> bool:
+        """True where decisions could not be recorded, and the record still takes none: it is gone, or not what was written."""
+        from lgov_core.audit import AuditLog
+
+        audit = self.process.opened.audit
+        if not self.process.governor.failures["audit"] or not isinstance(audit, AuditLog):
+            return False
+        try:
+            audit.ping()
+        except LgovError:
+            return True
+        return False
+
     def _close(self) -> bool:
-        """Closes everything and writes the report; returns True if the status is not 0 for the children."""
+        """Closes everything and writes the report; returns True if the status is not 0 for the children or the record."""
         from lgov_core.process.report import ClosingReport, cannot_block, near_gaps
 
         process, options, guard = self.process, self.options, self.process.guard
@@ -277,12 +297,10 @@ class GovernedRun:
         unevaluated = self.requests.unevaluated + children.unevaluated
         self._record_ungoverned(programs=ungoverned, others=children.others, requests=unevaluated)
         refused = bool(ungoverned) and not options.ungoverned_children_are_accepted
-        if refused and self.status == 0:
+        record_lost = self._record_is_lost()
+        if (record_lost or refused) and self.status == 0:
             self.status = CANNOT_GOVERN
-        if process.opened.store is not None:
-            content = options.governance.content
-            for span in process.opened.connections(self.scope.rollout_id, self.scope.attempt, content=content):
-                process.governor.observe(span)
+        self._store_connections()
         self._end_attempt(self.status)
         judged = process.tally.judged + children.judged
         denied = sum(count for (_, _, effect), count in judged.items() if effect in BLOCKING)
@@ -308,6 +326,7 @@ class GovernedRun:
             children_refused=refused,
             failures=dict(process.governor.failures),
             audit=str(options.governance.audit),
+            record_lost=record_lost,
             rollout_id=self.scope.rollout_id,
             conversations=sum(rollout == self.scope.rollout_id for rollout, _ in sessions),
             store=(store := options.governance.store) and without_password(store),
@@ -323,7 +342,7 @@ class GovernedRun:
         else:
             for line in report.lines():
                 say(line)
-        return refused
+        return refused or record_lost
 
 
 def changed_lines(watch: RunWatch, governance: Governance) -> list[str]:

@@ -299,7 +299,7 @@ def test_another_record_in_the_place_of_the_one_that_was_opened_is_not_written_t
     with pytest.raises(AuditError, match="is no longer the file that was opened"):
         commits(log, 1)
     path.unlink()
-    with pytest.raises(AuditError, match="is no longer the file that was opened"):
+    with pytest.raises(AuditError, match="is gone"):
         commits(log, 1)
 
 

@@ -374,6 +374,48 @@ def test_notes_that_cannot_be_read_are_no_permission(folder: Path) -> None:
         Governance(policy=folder / "policy.yaml", audit=Path(".lgov/audit.db")).open()
 
 
+SIGNED = pytest.mark.parametrize("signed", [True, False], ids=["signed", "unsigned"])
+
+
+@SIGNED
+def test_a_run_whose_record_is_gone_says_so_and_does_not_end_well(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, signed: bool
+) -> None:
+    if signed:
+        make_key(tmp_path_factory.mktemp("keys") / "audit.key")
+        (folder / "lgov.toml").write_text(f'audit_key = "{tmp_path_factory.getbasetemp()}/keys0/audit.key"\n')
+    done = run(folder, "import shutil; shutil.rmtree('.lgov'); print('ran')")
+    assert (done.returncode, done.stdout) == (78, "ran\n")
+    assert ".lgov/audit.db is gone" in done.stderr
+    assert "audit record: .lgov/audit.db, which does not hold what was decided; status 78 for that" in done.stderr
+    assert "what was decided is on record" not in done.stderr
+    failed = run(folder, "import shutil; shutil.rmtree('.lgov'); raise SystemExit(3)")
+    assert (failed.returncode, ".lgov/audit.db is gone" in failed.stderr) == (3, True), "the program's own status stays"
+
+
+def test_a_start_that_cannot_be_put_on_record_says_why_and_what_next(folder: Path, tmp_path_factory: Any) -> None:
+    keys = tmp_path_factory.mktemp("keys")
+    make_key(keys / "audit.key")
+    (folder / "lgov.toml").write_text(f'audit_key = "{keys}/audit.key"\n')
+    forges = """
+import sqlite3
+db = sqlite3.connect(".lgov/audit.db")
+columns = "writer, seq, rollout_id, body, prev_hash, hash"
+last = db.execute(f"SELECT {columns} FROM entries ORDER BY position DESC LIMIT 1").fetchone()
+db.execute(f"INSERT INTO entries ({columns}) VALUES (?, ?, ?, ?, ?, ?)", ("another", *last[1:4], b"", b"1" * 32))
+db.commit()
+"""
+    forged = run(folder, forges)
+    assert forged.returncode == 78
+    refused = run(folder, "print('ran')")
+    assert (refused.returncode, refused.stdout) == (78, "")
+    first = refused.stderr.splitlines()[0]
+    assert "not run: the start of this program cannot be put on record: audit record" in first
+    assert "which no writer with the record's key wrote" in first
+    assert "lgov audit verify, and begin a new record" in first
+    assert "imported no framework" not in refused.stderr
+
+
 def test_a_program_that_removes_the_record_and_dies_does_not_hide_it_from_heads_elsewhere(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
