@@ -87,6 +87,7 @@ def freeze(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(os, "urandom", urandom)
     patch.setattr("lgov_core.audit.log.own_version", lambda: "1")
+    patch.setattr("lgov_core.audit.log.os_user", lambda: "somebody")
 
 
 def call(response_id: str, rollout_id: str | None, at: float, prompt: tuple[int, ...] = (1, 2)) -> CapturedCall:
