@@ -56,11 +56,6 @@ _REPLY_TOKENS: Final = 4096
 @click.option("--host", help="Address to listen on. [default: 127.0.0.1]")
 @click.option("--port", type=int, help="Port to listen on; 0 takes any free one. [default: 8321]")
 @key_secret_option
-@click.option(
-    "--admin-keys-file",
-    type=PATH,
-    help="File with the admin keys. Needs --key-secret-file.",
-)
 @click.option("--policy", type=PATH, help="Policy file, applied to requests, replies and each proposed tool call.")
 @audit_option
 @set_option(
@@ -226,7 +221,7 @@ def _keys(settings: Settings, *, show_admin_key: bool) -> KeyRing | None:
     path = settings.key_secret_file
     if path is None:
         if settings.admin_keys_file is not None:
-            raise SettingsError("--admin-keys-file needs a key secret", hint="give --key-secret-file too")
+            raise SettingsError("admin_keys_file needs a key secret", hint="give --key-secret-file too")
         if not is_loopback(settings.host):
             raise SettingsError(
                 f"{settings.host} can be reached from other machines and no keys were given",
