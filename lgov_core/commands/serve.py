@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -104,7 +103,6 @@ def serve(
         ):  # until here it ends the process at once
             signal.signal(number, lambda _number, _frame: stopped.set())
         server = opened.enter_context(_serving(settings, model, keys))
-        gc.freeze()  # what is loaded by now is there to the end: no collection has to look at it again
         _write_address(server, model, settings, keys if show_admin_key else None, as_json=as_json)
         stopped.wait()
         log_event(logging.INFO, "stopping", {"running_calls_have_s": settings.drain_s})

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import gc
 import json
 import os
 import resource
@@ -151,7 +150,6 @@ def serve_endpoint(upstream: str, folder: Path, what: str) -> None:
         options["gate"] = open_gate(Governance(policy=folder / "policy.yaml", audit=folder / "audit.db"))
     app = create_app([UpstreamEngine(upstream)], store, keys=KeyRing(required=False), **options)
     with EndpointServer(app) as server:
-        gc.freeze()  # as lgov serve does
         print(server.port, flush=True)
         sys.stdin.read()
 
