@@ -69,7 +69,10 @@ def _made(world: World, plan: Plan, seed: int, progress: Progress) -> LanguageMo
         return found[:count]
 
     config = SupervisedConfig(
-        steps=plan.warm_steps, batch=plan.warm_batch, learning_rate=plan.warm_rate, bf16=plan.model != "tiny"
+        steps=plan.warm_steps,
+        batch=plan.warm_batch,
+        learning_rate=plan.warm_rate,
+        precision="float32" if plan.model == "tiny" else "auto",
     )
     if plan.model == "tiny":
         model = build_tiny(_texts(world), seed=seed, layers=plan.layers)

@@ -208,7 +208,7 @@ def smollm2_model(log: ImperfectLog, *, seed: int, steps: int, progress: Progres
 
     model = load_model("smollm2", dtype="float32", tool_format="compact")
     policy = lora_policy(model.module, rank=16, seed=seed)
-    config = SupervisedConfig(steps=steps, batch=16, learning_rate=1e-3, bf16=True)
+    config = SupervisedConfig(steps=steps, batch=16, learning_rate=1e-3, precision="auto")
     supervised(policy.module, lambda count: log.rows(model, count), config, progress)
     with torch.no_grad():
         model.module.load_state_dict(dict(policy.served()), strict=False)

@@ -70,7 +70,7 @@ def _trained(job: TrainingJob) -> Mapping[str, Any]:
         learning_rate=training.learning_rate or _LEARNING_RATE,
         max_grad_norm=training.max_grad_norm or 1.0,
         tokens_per_pass=tokens,
-        bf16=settings.model.dtype == "bfloat16",
+        precision="bfloat16" if settings.model.dtype == "bfloat16" else "float32",
     )
     policy.module.eval()
     before = mean_loss(policy.module, rows, tokens), mean_loss(policy.module, apart, tokens)

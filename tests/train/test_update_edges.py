@@ -15,7 +15,9 @@ from tabular import BANDIT, LEFT, RIGHT, START, TWO_TURNS, Problem, Table  # noq
 
 from lgov_core.errors import SettingsError, TrainError, TransitionError  # noqa: E402
 from lgov_core.gateway.protocol import paused  # noqa: E402
-from lgov_core.train.algorithms.algorithms import MOST_MOVED, UpdateConfig, algorithm  # noqa: E402
+from lgov_core.models.load import computes_bfloat16  # noqa: E402
+from lgov_core.train.algorithms.algorithms import MOST_MOVED, SupervisedConfig, UpdateConfig, algorithm  # noqa: E402
+from lgov_core.train.algorithms.supervised import supervised  # noqa: E402
 from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
 from lgov_core.train.layout.layouts import PaddedRows  # noqa: E402
 from lgov_core.train.layout.rows import RowCall, TrainRow, make_rows  # noqa: E402
@@ -247,6 +249,15 @@ def test_bfloat16_passes_come_close_to_float32_and_leave_the_weights_what_they_a
         PolicyUpdate(table, replace(PLAIN, precision=precision)).update(ROWS)  # type: ignore[arg-type]
         assert table.head.weight.dtype == torch.float32
     assert torch.allclose(tables[0].head.weight, tables[1].head.weight, atol=1e-2)
+
+
+def test_imitation_computes_in_bfloat16_only_where_the_processor_has_it_unless_it_is_told_to() -> None:
+    def loss(precision: str) -> float:
+        config = SupervisedConfig(steps=3, batch=len(ROWS), learning_rate=0.3, precision=precision)  # type: ignore[arg-type]
+        return supervised(Table(), lambda _: [*ROWS], config)
+
+    assert loss("auto") == loss("bfloat16" if computes_bfloat16("cpu") else "float32")
+    assert loss("bfloat16") != loss("float32")
 
 
 def _fork(prompt: tuple[int, ...], act: int) -> tuple[float, tuple[int, ...] | None]:

@@ -132,15 +132,15 @@ class UpdateConfig:
 class SupervisedConfig:
     """``steps`` optimiser steps of ``batch`` rows; linear warm-up over 10 steps, then linear decay to a tenth.
 
-    ``bf16`` computes in bfloat16 (weights stay as they are): faster on CPUs that have it. ``tokens_per_pass`` bounds the
-    padded tokens of one forward pass (speed and memory, not learning).
+    ``precision`` is as in `UpdateConfig`. ``tokens_per_pass`` bounds the padded tokens of one forward pass (speed and memory,
+    not learning).
     """
 
     steps: int = 300
     batch: int = 64
     learning_rate: float = 2e-3
     max_grad_norm: float = 1.0
-    bf16: bool = False
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
     tokens_per_pass: int = 1024
 
 

@@ -5,7 +5,6 @@ Imitated are rollouts that earned enough and broke no rule.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import random
 from collections import Counter
@@ -17,7 +16,7 @@ import torch
 
 from lgov_core.errors import TrainError
 from lgov_core.train.algorithms.algorithms import SupervisedConfig
-from lgov_core.train.layout.rows import TrainRow, batches_by_length, make_rows, row_logprobs
+from lgov_core.train.layout.rows import TrainRow, autocast, batches_by_length, make_rows, row_logprobs
 from lgov_core.transitions.messages import Keep, totals_of, unfit
 from lgov_core.transitions.transition_set import Transition, TransitionSet, by_rollout
 
@@ -35,7 +34,6 @@ def supervised(
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=0.0)
     device = next(module.parameters()).device.type
-    cast = torch.autocast(device, dtype=torch.bfloat16) if config.bf16 else contextlib.nullcontext()
     loss_value = 0.0
     module.train()
     for step in range(config.steps):
@@ -48,7 +46,7 @@ def supervised(
         loss_value = 0.0
         # Rows of like length together: padding would be most of the work. The gradient is that of one large batch.
         for batch in batches_by_length(rows, config.tokens_per_pass):
-            with cast:
+            with autocast(device, config.precision):
                 logprobs = row_logprobs(module, batch)
             loss = -logprobs.sum() / trained
             loss.backward()
