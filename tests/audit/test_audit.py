@@ -240,6 +240,8 @@ def test_texts_can_be_erased_and_the_chain_stays_whole(tmp_path: Path) -> None:
         assert erasure.body["erased"] == {first: erased.hash.hex()}
         with pytest.raises(AuditError, match="says which entries are erased"):
             log.erase(EntrySelection())
+        with pytest.raises(AuditError, match="which entries"):
+            log.erase(EntrySelection(text=""))
     report = verify(path)
     assert (report.ok, report.entries, report.erased) == (True, 5, 2)
     left = b"".join(file.read_bytes() for file in tmp_path.iterdir())
