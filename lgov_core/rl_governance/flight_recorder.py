@@ -24,6 +24,10 @@ from lgov_core.errors import AuditError
 from lgov_core.types import BLOCKING
 
 VERDICTS: Final = ("allowed", "blocked", "shadow", "error", "pending")
+#: The type of each kind of entry that is about an agent; others are about the record itself.
+_TYPES: Final = {
+    "decision": "policy_check", "signal": "signal", "outcome": "tool_call", "trace": "tool_call", "trace_end": "tool_call",
+}  # fmt: skip
 _STARTED: Final = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
 
 
@@ -115,7 +119,7 @@ class FlightRecorder(AuditLog):
         """
         log: dict[str, dict[str, Any]] = {}
         for entry in self.entries(after=after):
-            if entry.kind == "erasure" or (entry.kind == "outcome" and entry.status == "denied" and entry.refers_to):
+            if entry.kind not in _TYPES or (entry.kind == "outcome" and entry.status == "denied" and entry.refers_to):
                 continue
             begun = log.get(entry.refers_to or "") if entry.kind == "trace_end" else None
             if begun is not None and begun["policy_verdict"] == "pending":
@@ -195,7 +199,7 @@ def _as_mapping(entry: AuditEntry) -> dict[str, Any]:
     content, verdict = json.loads(entry.content or "{}"), entry.verdict
     mapping: dict[str, Any] = {
         "trace_id": entry.entry_id,
-        "entry_type": {"signal": "signal", "decision": "policy_check"}.get(entry.kind, "tool_call"),
+        "entry_type": _TYPES[entry.kind],
         "timestamp": _iso(datetime.fromtimestamp(entry.time_ns / 1e9, UTC)),
         "agent_id": entry.agent,
         "tool_name": entry.name,

@@ -59,6 +59,7 @@ def test_governed_acts_are_in_the_same_log(recorder: FlightRecorder) -> None:
         decision = governor.decide(action)
         governor.record(ToolOutcome(action, "denied" if decision.blocks else "ok", "done", decision=decision))
     recorder.log_signal("clerk", "SIGSTOP", reason="critical")
+    recorder.note("policy", "trusted", {})  # about the record, not about an agent
     found = [(one["entry_type"], one["tool_name"], one["policy_verdict"]) for one in recorder.get_log()]
     assert found == [
         ("policy_check", "ls", "allowed"),
