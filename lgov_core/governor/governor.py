@@ -54,9 +54,9 @@ def in_scope(action: Action, *, identify: bool = False) -> Action:
         changes["operation_id"] = new_id("op")
     scope = current_scope() if action.rollout_id is None else None
     if scope is not None:
-        changes |= {"rollout_id": scope.rollout_id, "attempt": scope.attempt}
-        changes["session_id"] = action.session_id or scope.session_id
-    return replace(action, **changes) if changes else action
+        session = action.session_id or scope.session_id
+        changes |= {"rollout_id": scope.rollout_id, "attempt": scope.attempt, "session_id": session}
+    return action.changed(**changes) if changes else action
 
 
 #: The decision of a governor that only observes.
@@ -128,6 +128,7 @@ class Governor(Observers):
         """Must be called after plugins were registered or removed on ``manager`` once decisions have been taken."""
         check_single_denial_penalty(self.manager)
         self._judges.plugins_changed()
+        self._identifies: bool | None = None
         if self.observe_only:
             self._refuse_evaluators()
 
@@ -167,8 +168,10 @@ class Governor(Observers):
 
     def _needs_ids(self) -> bool:
         """Returns whether a policy or plugin is stateful, and so has to recognise an action."""
-        stateful = (getattr(plugin, "stateful", False) is True for plugin in self.manager.get_plugins())
-        return bool(self._observing) or any(stateful)
+        if self._identifies is None:
+            stateful = (getattr(plugin, "stateful", False) is True for plugin in self.manager.get_plugins())
+            self._identifies = bool(self._observing) or any(stateful)
+        return self._identifies
 
     def refuse(self, action: Action, rule: str, reason: str, *, is_fault: bool = True) -> Decision:
         """Denies ``action`` without asking a policy, because it cannot be read for certain; on record as any decision.
@@ -196,7 +199,7 @@ class Governor(Observers):
         """The decision with the id of its audit entry, or the denial that takes its place when it was not recorded."""
         try:
             if self.audit is not None:
-                decision = replace(decision, policy_digest=self.policy_digest)
+                decision = decision.changed(policy_digest=self.policy_digest)
                 decision.decision_id = self.audit.commit(action, decision)
             return decision
         except Exception as error:  # noqa: BLE001 - whatever the record raises, nothing is on it
@@ -204,7 +207,7 @@ class Governor(Observers):
             cause = str(error) if isinstance(error, AuditError) else type(error).__name__
             denial = fault("lgov", "audit-failed", "the decision could not be recorded, so nothing may be done")
             parts = (*decision.parts, fault("lgov", "audit-failed", cause))
-            return replace(denial, parts=parts, latency_us=decision.latency_us)
+            return denial.changed(parts=parts, latency_us=decision.latency_us)
 
     # ------------------------------------------------------------------ outcomes
 

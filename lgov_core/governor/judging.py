@@ -121,12 +121,11 @@ class Judges:
             decisions.append(fault("lgov", "transform-unsettled", reason))
         if not decisions and action.point is Point.PRE_TOOL_CALL:
             decisions = [Decision(Effect.DENY, "lgov", "no-policy", "No policy covers this act.", Severity.CRITICAL)]
-        latency_us = (time.perf_counter() - began) * 1e6
         if len(rounds) == len(answers) == 1 and answers[0][0].members is not None:
             (decision,) = decisions  # of one set, which has combined it
         else:
             decision = combine(decisions, original=action, folded=current)
-        decision.latency_us = latency_us
+        decision.latency_us = (time.perf_counter() - began) * 1e6
         return decision
 
 
@@ -473,8 +472,4 @@ def private_copy(value: Any) -> Any:
         return [private_copy(item) for item in value]
     if isinstance(value, tuple):
         return tuple(private_copy(item) for item in value)
-    if isinstance(value, set):
-        return set(value)
-    if isinstance(value, bytearray):
-        return bytearray(value)
-    return value
+    return value.copy() if isinstance(value, (set, bytearray)) else value

@@ -92,7 +92,7 @@ class Rule:
         """Returns whether point, name and agent are those of the rule, whatever its condition says."""
         return (
             action.point in self.on
-            and matches_any(action.name, self.tools)
+            and ("*" in self.tools or matches_any(action.name, self.tools))
             and ("*" in self.agents or (isinstance(action.agent, str) and matches_any(action.agent, self.agents)))
         )
 

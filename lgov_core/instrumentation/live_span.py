@@ -123,17 +123,10 @@ def model_call_covered(governor: Governor) -> bool:
 
 _CURRENT: ContextVar[LiveSpan | None] = ContextVar("lgov_span", default=None)
 
-_CONTENT = frozenset(
-    {
-        semconv.INPUT_MESSAGES,
-        semconv.OUTPUT_MESSAGES,
-        semconv.SYSTEM_INSTRUCTIONS,
-        semconv.TOOL_DEFINITIONS,
-        semconv.TOOL_ARGUMENTS,
-        semconv.TOOL_RESULT,
-        semconv.ERROR_MESSAGE,
-    }
-)
+_CONTENT = frozenset({
+    semconv.INPUT_MESSAGES, semconv.OUTPUT_MESSAGES, semconv.SYSTEM_INSTRUCTIONS, semconv.TOOL_DEFINITIONS,
+    semconv.TOOL_ARGUMENTS, semconv.TOOL_RESULT, semconv.ERROR_MESSAGE,
+})  # fmt: skip
 
 
 def current_span() -> LiveSpan | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from enum import IntEnum, StrEnum
+from functools import cache
+from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, Self, TypeAlias
 
 JSONValue: TypeAlias = "bool | int | float | str | Sequence[JSONValue] | Mapping[str, JSONValue] | None"
 
@@ -38,8 +40,25 @@ Kind: TypeAlias = Literal["function", "handoff", "agent", "mcp", "shell", "hoste
 Source: TypeAlias = Literal["user", "system", "agent", "tool"]
 
 
+@cache
+def _values_of(kind: type) -> Callable[[Any], tuple[Any, ...]]:
+    return attrgetter(*[each.name for each in fields(kind)])
+
+
+class _Changed:
+    __slots__ = ()
+
+    def changed(self, **changes: Any) -> Self:
+        """A copy with the given fields replaced; None leaves a field as it is (`dataclasses.replace` sets it to None)."""
+        copied = type(self)(*_values_of(type(self))(self))  # `dataclasses.replace` takes five times as long
+        for name, value in changes.items():
+            if value is not None:
+                setattr(copied, name, value)
+        return copied
+
+
 @dataclass(slots=True)
-class Action:
+class Action(_Changed):
     """An act that is about to happen (or, at a ``post_`` point, has just returned) and the agent that does it.
 
     ``arguments`` is what the tool will be called with, or for a model call ``{"messages": [...]}``; ``text`` is the text
@@ -82,10 +101,6 @@ class Action:
         # Policies compare points by identity, so a plain "pre_tool_call" becomes the member.
         self.point = Point(self.point)
 
-    def changed(self, **changes: Any) -> Action:
-        """A copy with the given fields replaced; None leaves a field as it is (`dataclasses.replace` sets it to None)."""
-        return replace(self, **{name: value for name, value in changes.items() if value is not None})
-
 
 class Effect(IntEnum):
     """The effect of a decision, ordered by severity: the greatest of several wins."""
@@ -117,7 +132,7 @@ class Severity(StrEnum):
 
 
 @dataclass(slots=True)
-class Decision:
+class Decision(_Changed):
     """The judgement of one action.
 
     ``effect`` is what happens; ``blocks`` is true for deny and escalate. ``arguments`` (or ``text``) replaces the action's
@@ -165,10 +180,6 @@ class Decision:
     def blocks(self) -> bool:
         """True where the act must not go on."""
         return self.effect >= Effect.ESCALATE
-
-    def changed(self, **changes: Any) -> Decision:
-        """A copy with the given fields replaced; None leaves a field as it is (`dataclasses.replace` sets it to None)."""
-        return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
     def denial_message(self, *, after: bool = False) -> str:
         """The text that the model reads instead of a result: which policy blocked the call, why, and what to do about it.
