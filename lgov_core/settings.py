@@ -47,6 +47,15 @@ OTHER_VARIABLES = frozenset(
     }
 )
 
+#: What Kubernetes writes into pods for each service of their namespace, and Docker for a linked container: of one named
+#: ``lgov`` or ``lgov-...`` such variables are not settings, nor mistyped ones.
+_LINK: Final = re.compile(
+    r"""LGOV_(\w+_)?(
+        SERVICE_HOST=[\da-fA-F.:]+ | SERVICE_PORT(_\w+)?=\d+ | PORT(_\d+_(TCP|UDP|SCTP))?=(tcp|udp|sctp)://\S+
+        | PORT_\d+_(TCP|UDP|SCTP)_(PROTO=(tcp|udp|sctp) | PORT=\d+ | ADDR=[\da-fA-F.:]+) | NAME=/\S+/\S+ | ENV_\w+=.*
+    )""",
+    re.VERBOSE | re.DOTALL,
+)
 
 Text = Annotated[str, Meta(pattern=r"\S", description="text that is not empty")]
 FilePath = Annotated[Path, Meta(description="the path of a file")]
@@ -319,7 +328,7 @@ def _from_environment(environ: Mapping[str, str]) -> _Values:
     names = {f"LGOV_{name.upper()}": name for name in _KINDS}
     texts: dict[str, str] = {}
     for variable, text in environ.items():
-        if not variable.startswith("LGOV_") or variable in OTHER_VARIABLES:
+        if not variable.startswith("LGOV_") or variable in OTHER_VARIABLES or _LINK.fullmatch(f"{variable}={text}"):
             continue
         if variable not in names:
             raise _unknown(variable, "set in the environment", names)

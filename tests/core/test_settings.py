@@ -8,6 +8,7 @@ import pytest
 
 from lgov_core.errors import SettingsError
 from lgov_core.settings import OTHER_VARIABLES, Settings, load_settings
+from tests.service_links import service_links
 
 
 def write(path: Path, text: str) -> Path:
@@ -119,6 +120,37 @@ def test_an_unknown_name_in_a_file_is_an_error_that_names_the_nearest(project: P
 def test_an_unknown_variable_is_an_error(project: Path) -> None:
     with pytest.raises(SettingsError, match=r"LGOV_POLCY.*did you mean LGOV_POLICY"):
         load(project, LGOV_POLCY="p.yaml")
+
+
+@pytest.mark.parametrize("service", ["lgov", "lgov-staging", "lgov-store", "lgov-log"])
+@pytest.mark.parametrize("address", ["10.0.0.1", "[fd00::1]"])
+def test_variables_that_kubernetes_and_docker_write_for_a_service_are_not_settings(
+    project: Path, service: str, address: str
+) -> None:
+    assert load(project, **service_links(service, address=address)) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("LGOV_PORTS", "tcp://10.0.0.1:8321"),
+        ("LGOV_SERVICE_HOST", "gpu-1"),
+        ("LGOV_SERVICE_PORT", "http"),
+        ("LGOV_PORT_8321", "tcp://10.0.0.1:8321"),
+        ("LGOV_STORE_NAME", "traces"),
+        ("LGOV_HOTS", "10.0.0.1"),
+        ("LGOV_SERVICEHOST", "10.0.0.1"),
+    ],
+)
+def test_a_variable_that_only_resembles_them_is_refused(project: Path, variable: str, value: str) -> None:
+    with pytest.raises(SettingsError, match=f"there is no setting {variable}"):
+        load(project, **{variable: value})
+
+
+def test_the_port_of_a_service_is_not_the_setting_port(project: Path) -> None:
+    write(project / "lgov.toml", "port = 1\n")
+    assert load(project, LGOV_PORT="tcp://10.0.0.1:8321").port == 1
+    assert load(project, LGOV_PORT="8321").port == 8321
 
 
 def test_unknown_flags_and_origins_are_errors(project: Path) -> None:

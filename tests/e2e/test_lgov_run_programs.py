@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from lgov_runs import LGOV, WORKER, lgov_run, make_company, write
 
+from tests.service_links import service_links
+
 BIN = str(Path(sys.executable).parent)
 APP = f"""{WORKER}
 async def app(scope, receive, send):
@@ -37,6 +39,15 @@ def test_interpreter_options_do_not_loosen_the_policy(folder: Path) -> None:
     done = lgov_run(folder, "python", "-O", "-B", write(folder, WORKER), "DROP TABLE staff")
     assert "DENIED" in done.stdout
     assert "langchain: evaluated 1 tool call" in done.stderr
+
+
+def test_an_agent_is_governed_in_a_pod_beside_a_service_of_lgov(folder: Path) -> None:
+    program = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'print(1)'], check=True)\n"
+    done = lgov_run(folder, "python", write(folder, program), env={**service_links("lgov"), "LGOV_TIMEOUT_S": "1.5"})
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    refused = lgov_run(folder, "python", write(folder, program), env={**service_links("lgov"), "LGOV_TIMEOUT": "1.5"})
+    assert (refused.returncode, refused.stdout) == (78, "")
+    assert "there is no setting LGOV_TIMEOUT " in refused.stderr
 
 
 def test_a_command_of_a_package_is_governed(folder: Path) -> None:
