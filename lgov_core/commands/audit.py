@@ -267,7 +267,10 @@ def erase(
     stay; such entries are counted. Exits 1 when there was nothing to erase, or a place could not be erased from.
     """
     from lgov_core.audit.reading import EntrySelection
+    from lgov_core.process.children import refuse_to_programs
 
+    if not dry_run:
+        refuse_to_programs("erase what is on record")
     settings = load_settings(texts=assignments)
     everywhere = path is None or path.is_dir()
     if selection == EntrySelection() or (everywhere and selection != EntrySelection(text=selection.text)):
@@ -447,9 +450,8 @@ def rotate(
     from lgov_core.audit.rotation import rotate as rotate_record
     from lgov_core.process.children import refuse_to_programs
 
-    if accept_loss:
-        refuse_to_programs("accept that entries are lost")
-    elif not path.is_file():
+    refuse_to_programs("archive its record, or accept that entries are lost")
+    if not accept_loss and not path.is_file():
         raise LgovError(f"there is no audit record {path}", hint="name the record that was given to --audit")
     settings = load_settings(texts=assignments)
     signer, heads = default_signer(settings.audit_key), settings.heads
@@ -475,7 +477,9 @@ def keygen(key: Path | None, as_json: bool) -> None:
     """
     from lgov_core.audit import default_key_path, make_key
     from lgov_core.audit.signing import public_path
+    from lgov_core.process.children import refuse_to_programs
 
+    refuse_to_programs("make the key that signs its record")
     secret = key or default_key_path()
     signing_key = make_key(secret)
     public, key_hex = public_path(secret), signing_key.public.hex()

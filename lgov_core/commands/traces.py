@@ -378,8 +378,11 @@ def prune(
         raise click.UsageError("give --before, --where run=ID, --where rollout=ID or --keep-last")
     if as_json and not (yes or dry_run):
         raise click.UsageError("--json does not prompt: give --yes or --dry-run with it")
+    from lgov_core.process.children import refuse_to_programs
     from lgov_core.store import Pruned
 
+    if not dry_run:
+        refuse_to_programs("delete what is recorded")
     pruned = Pruned()
     with opened_store(store) as recorded:
         if chosen:

@@ -185,6 +185,10 @@ def policies_on_record(folder: Path, *words: str) -> list[dict[str, Any]]:
         (["approvals", "--reject", "req_1", "--by", "eve"], "answer the calls that wait"),
         (["policy", "trust", "pins.db", "--approve", "0" * 64], "pin tools that changed"),
         (["audit", "rotate", ".lgov/audit.db", "--to", "old", "--accept-loss"], "accept that entries are lost"),
+        (["audit", "rotate", ".lgov/audit.db", "--to", "old"], "archive its record"),
+        (["audit", "keygen", "--key", "own.key"], "make the key that signs its record"),
+        (["erase", "--where", "text=ada", "--yes"], "erase what is on record"),
+        (["traces", "prune", ".lgov/traces.db", "--keep-last", "0", "--yes"], "delete what is recorded"),
     ],
     ids=lambda words: "-".join(words[:3]) if isinstance(words, list) else "",
 )
