@@ -68,6 +68,8 @@ Seconds = Annotated[float, Meta(gt=0, le=sys.float_info.max, description="a numb
 Count = Annotated[int, Meta(ge=1, description="a whole number of 1 or more")]
 WholeSeconds = Annotated[int, Meta(ge=0, description="a whole number of 0 or more")]
 Truth = Annotated[bool, Meta(description="true or false")]
+#: What the openai client waits too: one that gives up earlier sends the call again, and pays for both.
+UPSTREAM_TIMEOUT_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,8 @@ class Settings:
     upstream_speaks: Names = ("chat", "completions", "embeddings")
     """APIs in which ``lgov serve`` asks its upstream (``responses`` and ``messages`` are the others), separated by commas; what
     it does not speak is translated to chat."""
+    upstream_timeout_s: Seconds = UPSTREAM_TIMEOUT_S
+    """Seconds for a whole reply of the upstream, or between streamed pieces."""
     max_running: Count = 512
     """Calls that ``lgov serve`` answers at the same time."""
     max_waiting: Count = 2048

@@ -113,6 +113,7 @@ def _serving(settings: Settings, engine: Engine, keys: KeyRing | None) -> Genera
     """The running endpoint with its store and policy; all of them are closed at the end."""
     from lgov_core.gateway.limits import Limits
     from lgov_core.gateway.server import EndpointServer
+    from lgov_core.gateway.upstream import RegisteredModels
     from lgov_core.governance import DEFAULT_AUDIT, Governance
 
     with contextlib.ExitStack() as open_things:
@@ -128,7 +129,7 @@ def _serving(settings: Settings, engine: Engine, keys: KeyRing | None) -> Genera
             gate = open_gate(Governance.from_settings(settings), store=recorded, limits=judging)
             open_things.callback(gate.close)
         server = EndpointServer(
-            [engine],
+            [RegisteredModels(timeout_s=settings.upstream_timeout_s), engine],
             recorded,
             keys=keys,
             gate=gate,
@@ -278,7 +279,7 @@ def _engine(settings: Settings, training: TrainSettings) -> Engine:
             raise EndpointError(f"the endpoint needs {error.name}", hint="pip install 'lgov[gateway]'") from error
         urls = [url.strip() for url in settings.upstream.split(",")]
         key = os.environ.get(settings.upstream_key_env) or None
-        return UpstreamEngine(urls, api_key=key, speaks=settings.upstream_speaks)
+        return UpstreamEngine(urls, api_key=key, timeout_s=settings.upstream_timeout_s, speaks=settings.upstream_speaks)
     wait_without_spinning()
     from lgov_core.gateway.engine.embedded import EmbeddedEngine
     from lgov_core.models import load_model

@@ -19,6 +19,7 @@ from lgov_core.gateway.limits import Reading
 from lgov_core.gateway.operation import IN_THE_LOG
 from lgov_core.gateway.protocol import ANY_MODEL, UpstreamRejection, overflow_in
 from lgov_core.gateway.upstream_pool import FAILURES, UNREACHABLE, Replica, UpstreamPool
+from lgov_core.settings import UPSTREAM_TIMEOUT_S
 from lgov_core.wire.apis import BY_ROUTE
 from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece, frame, read_event, sse_frames
 
@@ -58,7 +59,7 @@ class UpstreamEngine:
         base_url: str | Sequence[str],
         api_key: str | None = None,
         models: Sequence[str] | None = None,
-        timeout_s: float = 120.0,
+        timeout_s: float = UPSTREAM_TIMEOUT_S,
         *,
         name: str = "upstream",
         check_s: float = 5.0,
@@ -210,7 +211,8 @@ class UpstreamEngine:
         except (*FAILURES, UnicodeDecodeError) as error:
             if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):
                 what = f"the upstream did not answer within {self._timeout_s:g} s"
-                raise UpstreamError(what, status=504, where=where) from error
+                hint = "those who run the endpoint can raise upstream_timeout_s"
+                raise UpstreamError(what, hint=hint, status=504, where=where) from error
             raise UpstreamError(_in_words(error), hint=IN_THE_LOG, where=where) from error
 
     async def _post(
@@ -327,7 +329,7 @@ class RegisteredModels:
     name = "registered"
     speaks = ("chat", "completions", "embeddings")
 
-    def __init__(self, *, api_key: str | None = None, timeout_s: float = 120.0) -> None:
+    def __init__(self, *, api_key: str | None = None, timeout_s: float = UPSTREAM_TIMEOUT_S) -> None:
         self._api_key = api_key
         self._timeout_s = timeout_s
         self._engines: dict[str, UpstreamEngine] = {}

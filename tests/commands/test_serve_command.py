@@ -11,9 +11,11 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from lgov_core.commands.group import Exit
+from lgov_core.settings import Settings
 from lgov_core.store import open_store
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
 from tests.commands.cli_runner import LGOV, lgov
@@ -76,6 +78,22 @@ def test_serve_records_calls_and_closes_its_store_on_a_signal(folder: Path, how:
     finally:
         store.close()
     assert (call.response_id, call.rollout_id) == (reply["id"], "rol_1")
+
+
+def test_how_long_an_upstream_may_take_is_a_setting() -> None:
+    assert Settings().upstream_timeout_s == openai.DEFAULT_TIMEOUT.read, "a client that waits longer does not ask twice"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        Serving(
+            "--upstream", f"http://127.0.0.1:{silent.getsockname()[1]}/v1", "--set", "upstream_timeout_s=0.3"
+        ) as serving,
+        pytest.raises(urllib.error.HTTPError) as late,
+    ):
+        serving.ask()
+    assert late.value.code == 504
+    said = json.load(late.value)["error"]["message"]
+    assert "did not answer within 0.3 s" in said
+    assert "upstream_timeout_s" in said
 
 
 DENYING = """\
