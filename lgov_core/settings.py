@@ -147,8 +147,7 @@ class Settings:
     log_content: Truth = False
     """True logs also reasons, messages of smaller errors, and what an upstream sent instead of a reply."""
     key_secret_file: FilePath | None = None
-    """File with the secret from which ``lgov serve`` makes its keys: 16 bytes or more. Of several lines the first makes new
-    keys, and keys of all are valid."""
+    """File of secrets for keys of ``lgov serve``, one a line, each 16 bytes or more: the first makes keys, all open."""
     admin_keys_file: FilePath | None = None
     """File with the admin keys of ``lgov serve``, one a line; re-read when it changes."""
     revoked_keys: FilePath | None = None

@@ -230,14 +230,13 @@ def _keys(settings: Settings, *, show_admin_key: bool) -> KeyRing | None:
             raise SettingsError("there is no admin key without a key secret", hint="give --key-secret-file")
         return None
     try:
-        secrets = read_secrets(path)
+        return KeyRing(
+            read_secrets(path),
+            admin_keys=None if settings.admin_keys_file is None else AdminKeyFile(settings.admin_keys_file),
+            is_revoked=None if settings.revoked_keys is None else RevokedKeys(settings.revoked_keys),
+        )
     except EndpointError as error:
         raise SettingsError(error.message, hint=error.hint) from error
-    return KeyRing(
-        secrets,
-        admin_keys=None if settings.admin_keys_file is None else AdminKeyFile(settings.admin_keys_file),
-        is_revoked=None if settings.revoked_keys is None else RevokedKeys(settings.revoked_keys),
-    )
 
 
 def _vllm(settings: Settings, training: TrainSettings) -> AbstractContextManager[Engine]:

@@ -19,6 +19,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -41,7 +42,8 @@ _PREFIX = "lgov_key_"
 _ADMIN_PREFIX = "lgov_admin_"
 _DOMAIN = b"lgov endpoint key 1\0"
 
-_MIN_ADMIN_KEY = 16
+#: Bytes of a secret, and characters of an admin key, at least.
+_MIN_KEY = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +97,11 @@ class KeyRing:
         admin_keys: Sequence[str] | Callable[[], Sequence[str]] | None = None,
         is_revoked: Callable[[str], bool] | None = None,
     ) -> None:
-        self._secrets = (secret,) if isinstance(secret, bytes) else tuple(secret or (secrets.token_bytes(32),))
-        if (shortest := min(map(len, self._secrets))) < 16:
+        secret = secrets.token_bytes(32) if secret is None else secret
+        self._secrets = (secret,) if isinstance(secret, bytes) else tuple(secret)
+        if (shortest := min(map(len, self._secrets), default=0)) < _MIN_KEY:
             raise EndpointError(
-                f"the key secret has {shortest} bytes, at least 16 are needed",
+                f"the key secret has {shortest} bytes, at least {_MIN_KEY} are needed",
                 hint="secrets.token_bytes(32) makes one",
             )
         self._is_revoked = is_revoked
@@ -109,7 +112,9 @@ class KeyRing:
             self._admin_keys = admin_keys
         else:
             keys = tuple(admin_keys)
-            check_admin_keys(keys)
+            for number, why in enumerate(map(_admin_flaw, keys), 1):
+                if why is not None:
+                    raise EndpointError(f"admin key {number} {why}", status=500)
             self._admin_keys = lambda: keys
         self.required = required
 
@@ -154,7 +159,7 @@ class KeyRing:
     def check(self, key: str | None) -> KeyGrant:
         """The rights of ``key``. Raises `EndpointError` (401) if it is missing, unknown, expired or forged. Fails closed.
 
-        What ``is_revoked`` raises is raised: the key may be right.
+        What ``is_revoked`` and the function of admin keys raise is raised: the key may be right.
         """
         if key is not None:
             if key.startswith(_PREFIX):
@@ -175,11 +180,11 @@ class KeyRing:
             raise EndpointError(what, status=401, hint="send a key issued for the rollout as the API key")
         return KeyGrant()
 
-    def problem(self) -> str | None:
-        """Why no key can be checked now, or None."""
-        if self.required and not self._admin_keys():
-            return "there is no admin key"
-        return self._is_revoked.problem() if isinstance(self._is_revoked, RevokedKeys) else None
+    @property
+    def pings(self) -> dict[str, Callable[[], object]]:
+        """Functions that raise while no key (``keys``), or no admin key (``admin_keys``), can be checked."""
+        sources = {"keys": self._is_revoked, "admin_keys": self._admin_keys}
+        return {name: ping for name, source in sources.items() if (ping := getattr(source, "ping", None)) is not None}
 
     def _is_admin(self, key: str) -> bool:
         raw, matches = key.encode("utf-8", "surrogateescape"), False
@@ -209,113 +214,108 @@ class KeyRing:
             raise forged from error
 
 
-def check_admin_keys(keys: Sequence[str]) -> None:
-    """Raises `EndpointError` for an admin key that is too short, or looks like the key of a rollout."""
-    for number, key in enumerate(keys, 1):
-        if len(key) < _MIN_ADMIN_KEY or key.startswith(_PREFIX):
-            raise EndpointError(
-                f"admin key {number} is too short or begins with {_PREFIX}",
-                status=500,
-                hint=f"an admin key has at least {_MIN_ADMIN_KEY} characters: for example lgov_admin_ and 32 random ones",
-            )
+class _UnusableFile(EndpointError):
+    """A file of keys cannot be used. ``why`` says so without its path, which is not for clients."""
+
+    def __init__(self, path: Path, why: str, hint: str | None = None) -> None:
+        super().__init__(f"the keys in {path} cannot be used: {why}", status=500, hint=hint)
+        self.why = why
 
 
-def read_secrets(path: Path) -> tuple[bytes, ...]:
-    """The secrets in a file, one a line, of which the first makes new keys and the others still open; else it is one secret.
+def _key_lines(path: Path, flaw: Callable[[str], str | None], *, needed: bool = True) -> tuple[str, ...]:
+    """The keys in a text file, one a line; empty lines and those that begin with # are skipped. ``needed``: one at least.
 
-    Raises `EndpointError` for a file that cannot be read, or can be read by other users.
+    Raises `_UnusableFile` for a file that is missing or that other users can read, and for a line with a ``flaw``.
     """
-    raw = _private(path).strip()
-    lines = tuple(line.strip() for line in raw.splitlines())
-    return (
-        lines if all(len(line) >= 16 and line.isascii() and line.decode().isprintable() for line in lines) else (raw,)
-    )
-
-
-def _private(path: Path) -> bytes:
-    """The bytes of a file that holds keys. Raises `EndpointError` where other users can read it."""
     try:
         if open_to_others(path):
-            raise EndpointError(f"{path} can be read by other users", status=500, hint=f"chmod 600 {path}")
-        return path.read_bytes()
+            raise _UnusableFile(path, "other users can read it", f"chmod 600 {path}")
+        lines = [line.strip() for line in path.read_text("utf-8-sig").split("\n")]
     except OSError as error:
-        raise EndpointError(f"the keys in {path} cannot be read: {error.strerror}", status=500) from error
+        raise _UnusableFile(path, f"it cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise _UnusableFile(path, "it is not text", "write each key as text on a line of its own") from None
+    keys = {number: line for number, line in enumerate(lines, 1) if line and not line.startswith("#")}
+    for number, key in keys.items():
+        if (why := flaw(key)) is not None:
+            raise _UnusableFile(path, f"line {number} {why}")
+    if needed and not keys:
+        raise _UnusableFile(path, "no line of it holds a key")
+    return tuple(keys.values())
 
 
-def _lines(path: Path) -> tuple[str, ...]:
-    """The lines of a file of keys, without empty ones and those that begin with #."""
-    try:
-        lines = [line.strip() for line in _private(path).decode().splitlines()]
-    except UnicodeDecodeError as error:
-        raise EndpointError(f"the keys in {path} cannot be read: {error}", status=500) from error
-    return tuple(line for line in lines if line and not line.startswith("#"))
+def _secret_flaw(secret: str) -> str | None:
+    size = len(secret.encode())
+    return None if size >= _MIN_KEY else f"has {size} bytes, and a secret {_MIN_KEY} or more"
+
+
+def _admin_flaw(key: str) -> str | None:
+    bad = len(key) < _MIN_KEY or key.startswith(_PREFIX)
+    return f"is too short for an admin key ({_MIN_KEY} characters), or begins with {_PREFIX}" if bad else None
+
+
+def _revoked_flaw(line: str) -> str | None:
+    is_key = line.startswith(_PREFIX) or re.fullmatch("[0-9a-f]{64}", line)
+    return None if is_key else "is neither a whole key as it was issued nor the SHA-256 of one in hex"
+
+
+def read_secrets(path: str | os.PathLike[str]) -> tuple[bytes, ...]:
+    """The secrets in a file, one a line: the first one makes new keys, and the others still open. Raises `EndpointError`."""
+    return tuple(secret.encode() for secret in _key_lines(Path(path), _secret_flaw))
 
 
 class RevokedKeys:
     """The revoked keys of rollouts in a file, one a line: the key, or its SHA-256 in hex. Read again when the file changes.
 
-    Calling it says whether a key is revoked. Callable from any thread. Fails closed: while the file is missing, holds a line
-    that is neither, or can be read by other users, a call raises `Busy` (503); the constructor raises `EndpointError`.
+    Calling it says whether a key is revoked. Callable from any thread. Fails closed: while the file cannot be used, a call
+    raises `Busy` (503), and `ping`, like the constructor, `EndpointError`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
-        self._state: tuple[tuple[int, int, int], frozenset[str]] = (0, 0, 0), frozenset()
-        self._read()
+        self._state: tuple[tuple[int, ...] | None, frozenset[str]] = None, frozenset()
+        self.ping()
 
     def __call__(self, key: str) -> bool:
         """Returns whether ``key`` is revoked. Raises `Busy` while nobody can tell."""
         try:
-            self._read()
-        except (OSError, EndpointError) as error:
+            self.ping()
+        except EndpointError as error:
             raise Busy("keys cannot be checked now", status=503, retry_after_s=5) from error
         return not self._state[1].isdisjoint((key, hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()))
 
-    def problem(self) -> str | None:
-        """Why no key can be checked now, or None."""
-        try:
-            self._read()
-        except (OSError, EndpointError) as error:
-            return f"the file of revoked keys cannot be used: {error}"
-        return None
-
-    def _read(self) -> None:
-        status = self._path.stat() if self._path.exists() else None
-        version = (0, 0, 0) if status is None else (status.st_ino, status.st_mtime_ns, status.st_size)
-        if status is None or version != self._state[0]:
-            lines = _lines(self._path)
-            for number, line in enumerate(lines, 1):
-                if not line.startswith(_PREFIX) and not re.fullmatch("[0-9a-f]{64}", line):
-                    raise EndpointError(
-                        f"entry {number} of {self._path} is neither a key nor a SHA-256 in hex",
-                        status=500,
-                        hint="write the whole key as it was issued, or its SHA-256; a comment begins with #",
-                    )
-            self._state = version, frozenset(lines)
+    def ping(self) -> None:
+        """Reads the file, if it has changed. Raises `EndpointError`."""
+        version = None
+        with suppress(OSError):
+            status = self._path.stat()
+            version = status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
+        if version is None or version != self._state[0]:
+            self._state = version, frozenset(_key_lines(self._path, _revoked_flaw, needed=False))
 
 
 class AdminKeyFile:
-    """The admin keys in a file, one a line (empty lines and those that begin with # are skipped).
+    """The admin keys in a file, one a line; empty lines and those that begin with # are skipped.
 
-    Calling it reads the file. Callable from any thread. Fails closed: while the file cannot be read, can be read by other
-    users or holds a bad key, there is no admin key. The constructor raises `EndpointError` for such a file.
+    Calling it reads the file. Callable from any thread. Fails closed: while the file cannot be used, a call raises `Busy`
+    (503) with the reason, and `ping`, like the constructor, `EndpointError`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
-        self._read()
+        self.ping()
 
     def __call__(self) -> Sequence[str]:
         """The keys."""
         try:
-            return self._read()
-        except EndpointError:
-            return ()
+            return self.ping()
+        except _UnusableFile as error:
+            why = f"the file of admin keys cannot be used: {error.why}"
+            raise Busy(why, status=503, retry_after_s=5) from error
 
-    def _read(self) -> tuple[str, ...]:
-        keys = _lines(self._path)
-        check_admin_keys(keys)
-        return keys
+    def ping(self) -> tuple[str, ...]:
+        """Reads the file. Raises `EndpointError`."""
+        return _key_lines(self._path, _admin_flaw)
 
 
 ROLLOUT_HEADER = "x-lgov-rollout-id"

@@ -357,7 +357,7 @@ def create_app(
     engines = [registered, *(served for served in engines if served is not registered)]
     limits = limits or Limits()
     metrics = Metrics(admission := Admission(limits))
-    ready = Readiness(store, keys.problem, engines, getattr(gate, "pings", None))
+    ready = Readiness(store, engines, {**keys.pings, **getattr(gate, "pings", {})})
     capture = Capture(store, admission, ready, use := UseCounts(limits.metrics_by))
     api = ApiRoutes(
         engines,

@@ -267,16 +267,18 @@ _PROBED: Final[Mapping[str, tuple[str, str | None]]] = {
     "audit": ("audit record", "it cannot be written"),
     "heads": ("second place for heads", None),
     "policy": ("policy", "what its rules count or ask in cannot be written"),
+    "keys": ("file of revoked keys", "the file of revoked keys cannot be used"),
+    "admin_keys": ("file of admin keys", None),
 }
 
 
 class _Probe:
     """Asks one thing in a thread whether it can be used. ``failed`` is why not, by the last answer; None: it can."""
 
-    def __init__(self, name: str, ping: Callable[[], None]) -> None:
+    def __init__(self, name: str, ping: Callable[[], object]) -> None:
         self.name, self._ping = name, ping
         self.failed: str | None = None
-        self._asking: asyncio.Future[None] | None = None
+        self._asking: asyncio.Future[object] | None = None
 
     async def ask(self) -> None:
         """Asks, and logs an answer that is another than before."""
@@ -298,7 +300,7 @@ class _Probe:
 class Readiness:
     """Tells whether an endpoint can serve calls: its store, record, policies, keys, an upstream. For one event loop.
 
-    The store and the ``pings`` of the gate are probed every two seconds (`watching`), in threads, so that a call while the
+    The store and the ``pings`` of gate and keys are probed every two seconds (`watching`), in threads, so that a call while the
     store is down is refused at once, and one that runs when that begins is answered before the store has tried to connect for
     long. A commit that failed counts as an outage of five seconds too. What an endpoint does not have cannot be missing. Fails
     closed: a probe that takes too long has failed.
@@ -309,15 +311,13 @@ class Readiness:
     def __init__(
         self,
         store: TraceStore | None,
-        keys_problem: Callable[[], str | None],
         engines: Sequence[Any],
-        pings: Mapping[str, Callable[[], None]] | None = None,
+        pings: Mapping[str, Callable[[], object]],
     ) -> None:
         self._store = store
-        ping: Callable[[], None] | None = getattr(store, "ping", None)
-        every = {**({} if ping is None else {"store": ping}), **(pings or {})}
+        ping: Callable[[], object] | None = getattr(store, "ping", None)
+        every = {**({} if ping is None else {"store": ping}), **pings}
         self._probes = {name: _Probe(name, ping) for name, ping in every.items()}
-        self._keys_problem = keys_problem
         self._engines = engines
         #: The end of the outage that the last failed commit began, by the monotonic clock.
         self.down_until = 0.0
@@ -363,7 +363,6 @@ class Readiness:
         return {
             **{name: _PROBED[name][1] for name, probe in self._probes.items() if probe.failed is not None},
             "store": _PROBED["store"][1] if self.store_is_down() else None,
-            "keys": self._keys_problem(),
             "upstream": await self._upstream_problem(),
         }
 
@@ -398,9 +397,9 @@ class Readiness:
     def readings(self) -> Iterable[Reading]:
         """A metric of each thing that is probed."""
         if self._store is not None:
-            up = "1 while the store can be written by its last probe and commit, else 0."
+            up = "1 while the store takes calls, else 0."
             yield "gauge", "lgov_store_up", up, None, {"": float(not self.store_is_down())}
         for name, probe in self._probes.items():
             if name != "store":
-                up = f"1 while the {_PROBED[name][0]} can be used, else 0."
+                up = f"1 while the {_PROBED[name][0]} works, else 0."
                 yield "gauge", f"lgov_{name}_up", up, None, {"": float(probe.failed is None)}

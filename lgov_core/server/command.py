@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from lgov_core._util.files import open_to_others
 from lgov_core.client.client import TrainingBar, TrainResult
-from lgov_core.errors import LgovError, SettingsError, counted
+from lgov_core.errors import EndpointError, LgovError, SettingsError, counted
 from lgov_core.models.load import wait_without_spinning
 from lgov_core.settings import load_settings
 from lgov_core.train.settings import TrainSettings, load_train_settings
 
 if TYPE_CHECKING:
+    from lgov_core.gateway.access import KeyRing
     from lgov_core.gateway.server import MountedApp
     from lgov_core.server.coordinator import Coordinator
     from lgov_core.server.run_state import RunState
@@ -114,11 +114,10 @@ def run_server(
     say(f"loading {settings.model.name or 'the model'}")
     server: TrainingServer | None = None
     try:
-        from lgov_core.gateway.access import KeyRing
         from lgov_core.gateway.operation import logging_by
         from lgov_core.server.training import ServerOptions, TrainingServer
 
-        keys = None if listening.key_secret_file is None else KeyRing(_secret(listening.key_secret_file))
+        keys = None if listening.key_secret_file is None else _keys(listening.key_secret_file)
         if listening.show_admin_key and keys is None:
             raise SettingsError("there is no admin key without keys", hint="give --key-secret-file")
         mounted = None if mount is None else mount(target, store)
@@ -154,13 +153,13 @@ def _on_signals(say: Callable[[str], None]) -> tuple[threading.Event, threading.
     return stop, sigint
 
 
-def _secret(path: Path) -> bytes:
+def _keys(secret_file: Path) -> KeyRing:
+    from lgov_core.gateway.access import KeyRing, read_secrets
+
     try:
-        if open_to_others(path):
-            raise SettingsError(f"{path} can be read by other users", hint=f"chmod 600 {path}")
-        return path.read_bytes().strip()
-    except OSError as error:
-        raise SettingsError(f"the key secret {path} cannot be read: {error.strerror}") from error
+        return KeyRing(read_secrets(secret_file))
+    except EndpointError as error:
+        raise SettingsError(error.message, hint=error.hint) from error
 
 
 dtype_option: Final = click.option(

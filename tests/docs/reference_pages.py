@@ -30,7 +30,7 @@ from lgov_core.commands import cli
 from lgov_core.commands.group import _MEANING, Exit, LazyGroup, exit_of
 from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.app import create_app
-from lgov_core.gateway.operation import DenialLog
+from lgov_core.gateway.operation import _PROBED, DenialLog
 from lgov_core.gateway.upstream import UpstreamEngine
 from lgov_core.policies import BUILTIN_POLICIES
 from lgov_core.policies.registry import options_of
@@ -302,7 +302,7 @@ def metrics() -> str:
 
     with closing(open_store("memory://")) as store:
         engine = UpstreamEngine("http://127.0.0.1:9/v1", models=["none"])
-        gate: Any = SimpleNamespace(pings=dict.fromkeys(("audit", "heads", "policy")), readings=DenialLog().readings)
+        gate: Any = SimpleNamespace(pings=dict.fromkeys(_PROBED.keys() - {"store"}), readings=DenialLog().readings)
         endpoint = create_app([engine], store, keys=KeyRing(b"0" * 16), gate=gate).state.endpoint
         families = [(one.type, one.name, one.documentation) for one in endpoint.metrics._registry.collect()]
     never_started: Any = SimpleNamespace(figures=lambda: {"restarts": 0, "lost": 0})

@@ -145,14 +145,17 @@ def test_the_admin_key_file_is_read_while_running(serve, tmp_path: Path):
     path.write_text("third-key-of-an-operator\n")
     assert [status("first-key-of-an-operator"), status("third-key-of-an-operator")] == [401, 200]
     path.chmod(0o644)  # anybody may have read them by now
-    assert status("third-key-of-an-operator") == 401
+    assert status("third-key-of-an-operator") == 503
     path.unlink()
-    assert status("third-key-of-an-operator") == 401
+    assert status("third-key-of-an-operator") == 503
 
 
 def test_admin_keys_that_will_not_do(tmp_path: Path):
     path = tmp_path / "admin-keys"
     with pytest.raises(EndpointError, match="cannot be read"):
+        AdminKeyFile(path)
+    path.touch(0o600)
+    with pytest.raises(EndpointError, match="no line of it holds a key"):
         AdminKeyFile(path)
     path.write_text("short\n")
     path.chmod(0o600)

@@ -9,6 +9,7 @@ import logging
 import shutil
 import ssl
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 
 from lgov_core.audit import AuditLog, make_key
 from lgov_core.errors import AuditError, EndpointError
-from lgov_core.gateway.access import KeyRing, RevokedKeys, read_secrets
+from lgov_core.gateway.access import AdminKeyFile, KeyRing, RevokedKeys, read_secrets
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.limits import Limits, retry_headers
 from lgov_core.gateway.operation import UseCounts, logging_by
@@ -61,15 +62,76 @@ def test_an_endpoint_is_ready_while_one_upstream_answers_its_probes() -> None:
         server.stop()
 
 
-def test_an_endpoint_whose_admin_keys_are_gone_is_not_ready() -> None:
-    keys: list[str] = ["lgov_admin_0123456789abcdef"]
+def private(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "why"),
+    [
+        (None, 0o600, "it cannot be read: No such file or directory"),
+        ("# nobody\n", 0o600, "no line of it holds a key"),
+        ("short\n", 0o600, "line 1 is too short for an admin key"),
+        ("first-key-of-an-operator\n", 0o644, "other users can read it"),
+    ],
+)
+def test_calls_go_on_without_admin_keys_and_who_asks_with_one_is_told_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str | None, mode: int, why: str
+) -> None:
+    path = private(tmp_path / "admins", "first-key-of-an-operator\n")
+    keys = KeyRing(SECRET, admin_keys=AdminKeyFile(path))
     with (
-        ScriptedModelServer(["Hello."]) as model,
-        EndpointServer([UpstreamEngine(model.base_url)], keys=KeyRing(SECRET, admin_keys=lambda: keys)) as server,
+        ScriptedModelServer(lambda body: "Hello.") as model,
+        EndpointServer([UpstreamEngine(model.base_url)], keys=keys) as server,
     ):
-        assert httpx.get(f"{server.url}/readyz").status_code == 200
-        keys.clear()
-        assert httpx.get(f"{server.url}/readyz").json() == {"status": "not ready", "keys": "there is no admin key"}
+        state, ready = f"{server.url}/admin/state", f"{server.url}/readyz"
+        operator, agent = {"x-api-key": "first-key-of-an-operator"}, {"x-api-key": keys.issue("ada", 1)}
+        assert httpx.get(state, headers=operator).status_code == 200
+        path.unlink()
+        if text is not None:
+            private(path, text).chmod(mode)
+        for _ in range(2):
+            assert httpx.get(ready).json() == {"status": "ready"}
+        refused = httpx.get(state, headers=operator)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        assert f"the file of admin keys cannot be used: {why}" in refused.json()["error"]["message"]
+        assert str(tmp_path) not in refused.text
+        assert httpx.post(f"{server.base_url}/chat/completions", json=BODY, headers=agent).status_code == 200
+        private(path, "second-key-of-an-operator\n")
+        assert httpx.get(state, headers=operator).status_code == 401
+        assert httpx.get(ready).status_code == 200
+        assert httpx.get(state, headers={"x-api-key": "second-key-of-an-operator"}).status_code == 200
+    down, back = (record for record in caplog.records if "file of admin keys" in record.getMessage())
+    assert (down.getMessage(), back.getMessage()) == ("file of admin keys is down", "file of admin keys is back")
+    assert f"the keys in {path} cannot be used: {why}" in down.lgov_fields["cause"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("broken", ["typo", "mode", "removed"])
+def test_revoked_keys_that_cannot_be_read_stop_calls_and_show_in_readiness_and_metrics(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    path = private(tmp_path / "revoked", "# nobody yet\n")
+    keys = KeyRing(SECRET, is_revoked=RevokedKeys(path))
+    with (
+        ScriptedModelServer(lambda body: "Hello.") as model,
+        EndpointServer([UpstreamEngine(model.base_url)], keys=keys) as server,
+    ):
+        ready, agent = f"{server.url}/readyz", {"x-api-key": keys.issue("ada", 1)}
+        assert httpx.get(ready).status_code == 200
+        assert metric(server.url, "lgov_keys_up", keys.admin) == 1
+        {"typo": lambda: private(path, "ada\n"), "mode": lambda: path.chmod(0o644), "removed": path.unlink}[broken]()
+        until(lambda: metric(server.url, "lgov_keys_up", keys.admin) == 0)
+        refused = httpx.post(f"{server.base_url}/chat/completions", json=BODY, headers=agent)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        problem = {"status": "not ready", "keys": "the file of revoked keys cannot be used"}
+        assert httpx.get(ready).json() == problem, "it names no file: everybody may ask"
+        private(path, "")
+        assert httpx.get(ready).status_code == 200
+    down, back = (record for record in caplog.records if "file of revoked keys" in record.getMessage())
+    assert str(path) in down.lgov_fields["cause"]  # type: ignore[attr-defined]
+    assert back.getMessage() == "file of revoked keys is back"
 
 
 @pytest.fixture
@@ -300,8 +362,7 @@ def test_a_line_of_text_has_one_word_a_field(tmp_path: Path) -> None:
 def test_two_secrets_open_while_keys_are_rotated_and_one_key_is_revoked(tmp_path: Path) -> None:
     old, new, revoked = SECRET, b"f" * 32, tmp_path / "revoked"
     secret = tmp_path / "secret"
-    secret.write_bytes(new + b"\n" + old + b"\n")
-    secret.chmod(0o600)
+    private(secret, f"# rotated in November\n{new.decode()}\n\n{old.decode()}\n")
     revoked.touch(mode=0o600)
     keys = KeyRing(read_secrets(secret), is_revoked=RevokedKeys(revoked))
     ada, eve = KeyRing(old).issue("ada"), keys.issue("eve")
@@ -317,19 +378,49 @@ def test_two_secrets_open_while_keys_are_rotated_and_one_key_is_revoked(tmp_path
         KeyRing(old, is_revoked=RevokedKeys(revoked)).issue("ada")  # it would be the same
     assert refused.value.status == 409
     assert keys.check(eve).rollout_id == "eve"
-    assert keys.problem() is None
     # A list that cannot be read opens nothing, and says nothing about the key.
     revoked.write_text("eve@example.com\n")
     with pytest.raises(EndpointError, match="cannot be checked now") as refused:
         keys.check(eve)
     assert (refused.value.status, retry_headers(refused.value)) == (503, {"retry-after": "5"})
-    assert "entry 1 of" in (keys.problem() or "")
-    assert "neither a key nor a SHA-256" in (keys.problem() or "")
+    with pytest.raises(EndpointError, match="line 1 is neither a whole key as it was issued nor the SHA-256"):
+        RevokedKeys(revoked)
     revoked.unlink()
     with pytest.raises(EndpointError, match="cannot be checked now"):
         keys.check(eve)
-    assert "the file of revoked keys cannot be used" in (keys.problem() or "")
     assert KeyRing(read_secrets(secret)).check(ada).rollout_id == "ada"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "no line of it holds a key"),
+        (b"\n\n", "no line of it holds a key"),
+        (b"# rotated 2026-11\n", "no line of it holds a key"),
+        (b"f" * 32 + b"\nplover\n" + b"g" * 32, "line 2 has 6 bytes, and a secret 16 or more"),
+        (bytes(range(128, 160)), "it is not text"),
+    ],
+)
+def test_a_file_without_a_secret_on_each_line_is_refused_and_never_shown(
+    tmp_path: Path, content: bytes, why: str
+) -> None:
+    path = tmp_path / "secret"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(EndpointError) as refused:
+        read_secrets(path)
+    assert refused.value.message == f"the keys in {path} cannot be used: {why}"
+    with pytest.raises(EndpointError, match="the key secret has 0 bytes"):
+        KeyRing(())
+
+
+@pytest.mark.parametrize("command", ["serve --upstream http://127.0.0.1:9/v1", "train --serve --model tiny"])
+def test_no_server_starts_with_a_file_of_secrets_that_has_none(tmp_path: Path, command: str) -> None:
+    private(tmp_path / "secret", "\n")
+    arguments = [sys.executable, "-m", "lgov_core", *command.split(), "--key-secret-file", "secret"]
+    result = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert "secret cannot be used: no line of it holds a key\n" in result.stderr
 
 
 def test_calls_and_tokens_are_counted_by_agent_and_key_where_that_is_asked_for() -> None:

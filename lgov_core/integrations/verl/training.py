@@ -19,7 +19,7 @@ from lgov_core.audit.signing import default_key_path
 from lgov_core.client import Client
 from lgov_core.client.tasks import load_agent, read_tasks
 from lgov_core.errors import ClientError, LgovError, SettingsError, TrainError
-from lgov_core.gateway.access import KeyRing
+from lgov_core.gateway.access import KeyRing, read_secrets
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.door import is_loopback
 from lgov_core.gateway.protocol import Engine
@@ -233,7 +233,7 @@ def _client(
     """Runs the agent from the moment at which the server answers to the end of the block; yields what went wrong."""
     host, port = on_verl.options["host"], int(on_verl.options["port"])
     secret = on_verl.options["key_secret_file"]
-    key = None if secret is None else KeyRing(Path(secret).read_bytes().strip()).admin
+    key = None if secret is None else KeyRing(read_secrets(secret)).admin
     address = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
     over = threading.Event()
     trouble: list[LgovError] = []
@@ -307,7 +307,7 @@ class CoordinatorHost:
     def __init__(self, job: VerlJob, engine: Engine, store: RolloutQueue) -> None:
         options = job.options
         secret = options["key_secret_file"]
-        keys = KeyRing(required=False) if secret is None else KeyRing(Path(secret).read_bytes().strip())
+        keys = KeyRing(required=False) if secret is None else KeyRing(read_secrets(secret))
         lines = MetricsLog(job.folder / "metrics.jsonl").lines()
         self._known = {int(line["step"]) for line in lines if line.get("phase") == "train"}
         before = RunState.unfinished(job.folder)
