@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import kubernetes_validate
 import pytest
@@ -16,11 +21,14 @@ import yaml
 from click.testing import CliRunner
 
 from lgov_core._util.files import open_to_others
+from lgov_core.audit import verify
 from lgov_core.commands import cli
 from lgov_core.gateway.limits import Admission, Limits, Metrics
 from lgov_core.policies import load_policy_file
 from lgov_core.settings import Settings
+from lgov_core.testing import ScriptedModelServer
 from tests.core.test_packaging import PROJECT
+from tests.service_links import service_links
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 MANIFESTS = {
@@ -31,6 +39,8 @@ MANIFESTS = {
 KNOWN = {"FROM", "RUN", "COPY", "ENV", "USER", "WORKDIR", "VOLUME", "EXPOSE", "ENTRYPOINT", "CMD"}
 STATEFUL = MANIFESTS["statefulset.yaml:StatefulSet"]["spec"]["template"]["spec"]
 (CONTAINER,) = STATEFUL["containers"]
+(GUARD,) = STATEFUL["initContainers"]
+PAGE = (DEPLOY.parent / "docs" / "how-to" / "deploy.md").read_text()
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -172,6 +182,127 @@ def test_lgov_reads_the_secret_as_the_pod_mounts_it(tmp_path: Path, monkeypatch:
     assert not open_to_others(secret)
     secret.chmod(mode | 0o004)
     assert open_to_others(secret)
+
+
+PROGRAMS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """The address of `lgov serve` with variables, files and command of the pod, and the folder that has what it mounts."""
+    commands = re.findall(r"```console\n(.*?)```", PAGE, re.S)[0]
+    subprocess.run(["bash", "-euc", commands], cwd=tmp_path, env={**os.environ, "PATH": PROGRAMS}, check=True)
+    data = MANIFESTS["config.yaml:ConfigMap"]["data"]
+    places: dict[str, Path] = {}
+    for mount in CONTAINER["volumeMounts"]:
+        places[mount["mountPath"]] = folder = tmp_path / "mounted" / mount["name"]
+        folder.mkdir(parents=True)
+    for volume in STATEFUL["volumes"]:
+        for item in volume.get("secret", volume.get("configMap", {})).get("items", ()):
+            text = data[item["key"]] if "configMap" in volume else (tmp_path / "keys" / item["key"]).read_text()
+            path = tmp_path / "mounted" / volume["name"] / item["path"]
+            path.write_text(text)
+            path.chmod(0o600)
+    image = dict(word.split("=", 1) for name, rest in instructions() if name == "ENV" for word in shlex.split(rest))
+    own = {variable["name"]: variable["value"] for variable in CONTAINER["env"] if "value" in variable}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("LGOV_")}
+    (command,) = (yaml.safe_load(rest) for name, rest in instructions() if name == "CMD")
+
+    def here(text: str) -> str:
+        return next(
+            (text.replace(at, str(place), 1) for at, place in places.items() if text.startswith(f"{at}/")), text
+        )
+
+    with ScriptedModelServer(lambda _: "Hello.") as model:
+        variables = {**image, **own, **service_links("lgov"), "LGOV_UPSTREAM": model.base_url, "LGOV_HOST": "127.0.0.1"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lgov_core", *map(here, command), "--port", "0"],
+            cwd=places["/data"],
+            env={**clean, **{name: here(value) for name, value in variables.items()}, "PATH": PROGRAMS},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().split()[-1].removesuffix("/v1"), tmp_path
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+
+
+def test_in_the_pod_admin_keys_revocation_and_signed_heads_work_beside_a_service_of_lgov(pod: tuple[str, Path]) -> None:
+    url, folder = pod
+    admin = (folder / "keys" / "admin-key").read_text()
+    made = httpx.post(f"{url}/admin/keys", json={"rollout_id": "ada", "attempt": 1}, headers={"x-api-key": admin})
+    key = made.json()["key"]
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+
+    def call() -> httpx.Response:
+        return httpx.post(f"{url}/v1/chat/completions", json=body, headers={"x-api-key": key}, timeout=30)
+
+    assert call().status_code == 200
+    mounted = folder / "mounted"
+    (mounted / "secret" / "revoked").write_text(f"{key}\n")
+    assert call().status_code == 401
+    heads, public = mounted / "heads" / "audit.jsonl", folder / "keys" / "audit.key.pub"
+    report = verify(mounted / "data" / "audit.db", key=public, head=heads)
+    assert report.ok
+    assert report.heads > 0
+    assert not list((mounted / "data").glob("*heads*"))
+
+
+def test_the_monitor_has_the_admin_key_that_the_pod_reads() -> None:
+    (endpoint,) = OPTIONAL["ServiceMonitor"]["spec"]["endpoints"]
+    image = " ".join(rest for name, rest in instructions() if name == "ENV")
+    assert f"LGOV_ADMIN_KEYS_FILE=/run/secrets/lgov/{endpoint['authorization']['credentials']['key']}" in image
+
+
+def test_a_unit_gives_lgov_every_file_that_it_reads() -> None:
+    unit = (DEPLOY / "lgov.service").read_text()
+    assert set(re.findall(r"%d/([\w.-]+)", unit)) == set(re.findall(r"^LoadCredential=([\w.-]+):", unit, re.M))
+    assert "Restart=always\n" in unit  # SIGHUP ends lgov with status 0
+    installed = re.findall(r'/opt/lgov/bin/pip install "lgov\[([\w,]+)\]"', PAGE)[0].split(",")
+    assert {"postgres", "sign"} <= set(installed)
+
+
+def test_a_pod_that_ends_takes_calls_for_a_moment_and_has_the_time_to_drain() -> None:
+    program, seconds = CONTAINER["lifecycle"]["preStop"]["exec"]["command"]
+    assert program == "sleep"
+    assert int(seconds) >= 3
+    assert STATEFUL["terminationGracePeriodSeconds"] >= int(seconds) + Settings().drain_s + 5
+
+
+def test_pods_get_no_variables_of_services() -> None:
+    cluster = OPTIONAL["RayJob"]["spec"]["rayClusterSpec"]
+    groups = (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])
+    specs = [STATEFUL, *(group["template"]["spec"] for group in groups)]
+    assert [spec["enableServiceLinks"] for spec in specs] == [False] * len(specs)
+
+
+@pytest.mark.parametrize(
+    ("pod_name", "store", "starts"),
+    [
+        ("lgov-0", "/data/traces.sqlite", True),
+        ("lgov-1", "/data/traces.sqlite", False),
+        ("lgov-10", "sqlite:////data/traces.sqlite", False),
+        ("lgov-1", "", False),
+        ("lgov-1", "postgresql://lgov@db/traces", True),
+        ("lgov-10", "postgres://lgov@db/traces", True),
+    ],
+)
+def test_a_second_replica_with_a_store_of_its_own_does_not_start(pod_name: str, store: str, starts: bool) -> None:
+    assert GUARD["image"] == CONTAINER["image"], "its LGOV_STORE is that of the image too"
+    stores = [[one for one in container["env"] if one["name"] == "LGOV_STORE"] for container in (GUARD, CONTAINER)]
+    assert stores[0] == stores[1]
+    done = subprocess.run(
+        [*GUARD["command"], *GUARD["args"]],
+        env={"HOSTNAME": pod_name, "LGOV_STORE": store},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == (0 if starts else 1)
+    assert (f"{pod_name} would have a store of its own" in done.stdout) is not starts
 
 
 def test_the_policy_of_the_manifests_loads(tmp_path: Path) -> None:
