@@ -9,12 +9,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from lgov_core._util.sqlite_file import is_blank
 from lgov_core.audit.log import AuditLog
-from lgov_core.audit.reading import AuditEntry, EntrySelection, answerer
-from lgov_core.audit.report import about_records, audit_report, moment
-from lgov_core.audit.rotation import archive_folder
+from lgov_core.audit.reading import AuditEntry, EntrySelection, answerer, moment
+from lgov_core.audit.report import about_records, audit_report
 from lgov_core.audit.verify import VerifyReport, in_words, verify_archived
 from lgov_core.audit.verify import verify as verify_record
+from lgov_core.errors import AuditError
 from lgov_core.governor.options import REJECTED
 from lgov_core.types import BLOCKING
 
@@ -123,24 +124,33 @@ def evidence(
     """The report on the entries of ``selection`` in the record at ``path`` and the archives before it; verifies them all.
 
     ``key`` is the public key that must have signed the record, ``heads`` the file of heads that was kept elsewhere, None for
-    neither. Archives are looked for in ``archive``, or where the record says, beside and below it; one that is missing is said
-    and is no fault, since it may be kept elsewhere. With ``after``, entries of this record behind that position only. Without
+    neither. Archives are found as `verify_archived` does, in ``archive`` if it is named. What cannot be read of a broken record
+    is not in the report, which says so. With ``after``, entries of this record behind that position only. Without
     ``content`` entries are read as `AuditEntry.without_content`. Raises what reading raises.
     """
-    proofs = [(str(path), verify_record(path, key=key, head=heads))]
-    notes = dict(_NOTES)
-    if (previous := proofs[0][1].continues) is not None and not after:
-        if (folder := archive or archive_folder(path, previous)) is not None:
-            proofs = _with_archives(path, folder, proofs[0][1], heads)
-        else:
-            notes["records"] = _NOT_FOUND.format(**previous)
-    verified = proofs[-1][1]
+    verified = verify_record(path, key=key, head=heads)
+    proofs = [(str(path), verified)] if after else _proofs(path, verified, archive, heads)
+    verified, notes = proofs[-1][1], dict(_NOTES)
+    (_, oldest), retired = proofs[0], {record for _, proof in proofs for record in proof.retired}
+    if (
+        oldest.ok
+        and (previous := oldest.continues) is not None
+        and str(previous["record"]) not in retired
+        and not after
+    ):
+        notes["records"] = _NOT_FOUND.format(**previous)
     under: list[AuditEntry] = []
+    damage: list[AuditError] = []
     chosen = [
-        entry
+        entry if content else (entry[0].without_content(), entry[1])
         for name, _ in proofs
-        for entry in _selected(Path(name), selection, after, len(proofs) > 1, under, content=content)
+        for entry in _selected(Path(name), selection, after, len(proofs) > 1, under, damage)
     ]
+    broken = [f"BROKEN: {name}: {proof.problem}" for name, proof in proofs[:-1] if not proof.ok]
+    if damage:
+        notes["records"] = " ".join([notes.get("records", ""), "Not in this report:", *map(str, damage)]).strip()
+        if all(proof.ok for _, proof in proofs):
+            raise damage[0]
     decisions = [(entry, about) for entry, about in chosen if entry.kind == "decision"]
     blocked = [(entry, about) for entry, about in decisions if entry.verdict["effect"] in BLOCKING]
     acts: dict[str, list[dict[str, Any]]] = {"denials": [], "rejections": [], "unanswered": []}
@@ -155,7 +165,7 @@ def evidence(
     return AuditorReport(
         str(path),
         asdict(verified),
-        in_words(verified),
+        "\n".join([*broken, in_words(verified)]),
         [_proof(Path(name).name, proof) for name, proof in proofs],
         _keys(proofs, str(key) if verified.key_trusted else None),
         audit_report(entry for entry, _ in chosen).as_json(),
@@ -180,12 +190,12 @@ def _kind_of_denial(entry: AuditEntry) -> str:
     )
 
 
-def _with_archives(
-    path: Path, folder: Path, verified: VerifyReport, heads: Path | None
+def _proofs(
+    path: Path, verified: VerifyReport, archive: Path | None, heads: Path | None
 ) -> list[tuple[str, VerifyReport]]:
-    """The proofs of the archives, the oldest first, and that of the record, which states the digest of the one before it."""
-    (_, own), *older = verify_archived(path, folder, head=heads)  # which may be signed with other keys
-    return [*reversed(older), (str(path), replace(verified, others=own.others))]
+    """The proofs of the archives, the oldest first, and that of the record, which ``verified`` has by its key."""
+    (_, own), *older = verify_archived(path, archive, head=heads)  # which may be signed with other keys
+    return [*reversed(older), (str(path), own if verified.ok and not own.ok else replace(verified, others=own.others))]
 
 
 def _keys(proofs: Sequence[tuple[str, VerifyReport]], compared_with: str | None) -> list[dict[str, Any]]:
@@ -210,13 +220,21 @@ def _selected(
     after: int,
     is_one_of_several: bool,
     under: list[AuditEntry],
-    *,
-    content: bool,
+    damage: list[AuditError],
 ) -> list[_Chosen]:
-    """The chosen entries of a record; ``under`` gets the decisions among them, and each beginning of a policy, in order."""
+    """The chosen entries of a record; ``under`` gets the decisions among them, and each beginning of a policy, in order.
+
+    ``damage`` gets why entries could not be read.
+    """
     named = {"record": path.name} if is_one_of_several else {}
-    with AuditLog(path, signer=None) as log:
-        every = log.entries()
+    every: list[AuditEntry] = []
+    try:
+        if is_blank(path):  # which would become a new record
+            raise AuditError(f"there is nothing in {path}", hint="put its archive back")
+        with AuditLog(path, signer=None) as log:
+            every = log.entries(damage=damage)
+    except AuditError as error:
+        damage.append(error)
     chosen: list[_Chosen] = []
     for entry in every:
         is_chosen = entry.position > after and selection.holds(entry)
@@ -225,7 +243,7 @@ def _selected(
         if is_chosen:
             about = {**named, "entry": entry.position, "time": _iso(entry), "rollout": entry.rollout_id}
             about |= {"inside": True} if entry.body.get("inside") else {}
-            chosen.append((entry if content else entry.without_content(), about))
+            chosen.append((entry, about))
     return chosen
 
 

@@ -19,7 +19,15 @@ from typing import Any, ClassVar, Final, Literal
 from lgov_core._util.files import os_user
 from lgov_core._util.sqlite_file import BESIDE, describe, is_database, keep_quiet_across_fork, require_same_file
 from lgov_core.audit.entry import canonical
-from lgov_core.audit.reading import AUDIT_RECORD, AuditEntry, EntrySelection, entry_of, open_record
+from lgov_core.audit.reading import (
+    AUDIT_RECORD,
+    ENTRY_COLUMNS,
+    AuditEntry,
+    EntrySelection,
+    entry_of,
+    open_record,
+    readable,
+)
 from lgov_core.audit.record_file import RecordWriter
 from lgov_core.audit.redaction import Redaction, redaction
 from lgov_core.audit.signing import (
@@ -38,7 +46,7 @@ from lgov_core.errors import AuditError, AuditKeyError
 #: The digest of the policies that the last entry is under; entries of commands have none.
 _DIGEST = "json_extract(body, '$.policy_digest')"
 _LAST_DIGEST = f"SELECT {_DIGEST} FROM entries WHERE {_DIGEST} != '' ORDER BY position DESC LIMIT 1"
-_SELECT = "SELECT position, body, prev_hash, hash, arguments, content FROM entries"
+_SELECT = f"SELECT {ENTRY_COLUMNS} FROM entries"
 
 
 #: The end of the name of a record that rotation makes, and moves to its place once it is whole.
@@ -140,16 +148,17 @@ class AuditLog(RecordWriter):
                 refusal = AuditKeyError(
                     f"audit record {file}: the key cannot sign: {error}", hint="nothing is written without it"
                 )
-        super().__init__(file, connection, seals, written, redaction_rules)
         self.policy_digest = policy_digest or ""
         self.code_version = own_version()
         self._busy_timeout_s = busy_timeout_s
         self._refusal = refusal
         lost: KeptHead | None = None
         try:
-            kept.require_right(connection, seals)
-            if not self._accepts_loss:
-                kept.require_kept(connection)
+            with readable(file, "the end"):
+                super().__init__(file, connection, seals, written, redaction_rules)
+                kept.require_right(connection, seals)
+                if not self._accepts_loss:
+                    kept.require_kept(connection)
         except AuditError as error:
             if not (self._accepts_loss and isinstance(error, LostEntries)):
                 connection.close()
@@ -240,10 +249,10 @@ class AuditLog(RecordWriter):
         """
         if selection in (EntrySelection(), EntrySelection(text="")):  # every text holds the empty one
             raise AuditError("a selection says which entries are erased", hint="set one of its fields")
-        try:
+        with readable(self.path, "a part"):
             with self._lock:
                 rows = self._open().execute(f"{_SELECT} WHERE salt IS NOT NULL").fetchall()
-            entries = [entry for entry in map(entry_of, rows) if selection.holds(entry)]
+            entries = [entry for row in rows if selection.holds(entry := entry_of(self.path, row))]
             if not entries:
                 with self._lock:  # what an erasure before this one had to leave
                     self._empty_log()
@@ -256,8 +265,6 @@ class AuditLog(RecordWriter):
             with self._lock:
                 _erase_texts(self._open(), [entry.position for entry in entries])
                 self._empty_log()
-        except sqlite3.Error as error:
-            raise describe(AUDIT_RECORD, self.path, error) from error
         return len(entries)
 
     def _empty_log(self) -> None:
@@ -293,29 +300,37 @@ class AuditLog(RecordWriter):
         if self.signing_error is not None:
             raise self.signing_error
 
-    def entries(self, rollout_id: str | None = None, *, after: int = 0) -> list[AuditEntry]:
+    def entries(
+        self, rollout_id: str | None = None, *, after: int = 0, damage: list[AuditError] | None = None
+    ) -> list[AuditEntry]:
         """The entries of all writers, or those of one rollout, in the order of writing, from behind position ``after``.
 
-        Raises `AuditError`.
+        Raises `AuditError` for an entry that cannot be read; with ``damage`` it is left out, and the error added there.
         """
         condition, parameters = ("", ()) if rollout_id is None else (" AND rollout_id = ?", (rollout_id,))
-        with self._lock:
-            try:
-                rows = self._open().execute(
+        entries: list[AuditEntry] = []
+        try:
+            with self._lock, readable(self.path, "a part"):
+                for row in self._open().execute(
                     f"{_SELECT} WHERE position > ?{condition} ORDER BY position", (after, *parameters)
-                )
-                return [entry_of(row) for row in rows]
-            except sqlite3.Error as error:
-                raise describe(AUDIT_RECORD, self.path, error) from error
+                ):
+                    try:
+                        entries.append(entry_of(self.path, row))
+                    except AuditError as error:
+                        if damage is None:
+                            raise
+                        damage.append(error)
+        except AuditError as error:
+            if damage is None:
+                raise
+            damage.append(error)
+        return entries
 
     def heads(self, limit: int) -> list[dict[str, Any]]:
         """The statements of the newest signed heads, at most ``limit``, the newest first; unverified. Raises `AuditError`."""
-        with self._lock:
-            try:
-                rows = self._open().execute("SELECT body FROM heads ORDER BY number DESC LIMIT ?", (limit,)).fetchall()
-                return [json.loads(body) for (body,) in rows]
-            except (sqlite3.Error, ValueError) as error:
-                raise describe(AUDIT_RECORD, self.path, error) from error
+        with self._lock, readable(self.path, "a head"):
+            rows = self._open().execute("SELECT body FROM heads ORDER BY number DESC LIMIT ?", (limit,)).fetchall()
+            return [json.loads(body) for (body,) in rows]
 
     # ------------------------------------------------------------------ the end, and forks
 

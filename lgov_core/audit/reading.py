@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
@@ -54,6 +57,8 @@ _SCHEMA = (
        BEGIN SELECT RAISE(ABORT, 'the audit record is append-only'); END""",
 )
 
+#: What an entry's hash begins with.
+DOMAIN: Final = b"lgov-audit-v2\0"
 AUDIT_RECORD: Final = FileKind(
     what="audit record",
     application_id=int.from_bytes(b"lgvA"),
@@ -192,13 +197,55 @@ class AuditEntry:
         return replace(self, arguments=None, content=None, reason=body.get("reason"), body=body)
 
 
-def entry_of(row: tuple[Any, ...]) -> AuditEntry:
-    """The entry of a row ``(position, body, prev_hash, hash, arguments, content)``."""
-    position, text, prev_hash, entry_hash, arguments, content = row
-    body: dict[str, Any] = json.loads(text)
-    fields: dict[str, Any] = {name: body.get(name) for name in AuditEntry.__dataclass_fields__}
-    fields |= {"position": position, "arguments": arguments, "content": content, "body": body}
-    return AuditEntry(**fields | {"prev_hash": prev_hash, "hash": entry_hash})
+#: The columns of a row of `entry_of`; texts as bytes, since what is damaged may be no text.
+ENTRY_COLUMNS: Final = (
+    "position, CAST(body AS BLOB), prev_hash, hash, salt, CAST(arguments AS BLOB), CAST(content AS BLOB)"
+)
+
+
+#: SQLite's codes for a file that holds something else than it should.
+_DAMAGE: Final = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_MISMATCH)
+
+
+def entry_of(path: Path, row: tuple[Any, ...]) -> AuditEntry:
+    """The entry of a row of `ENTRY_COLUMNS` in the record at ``path``.
+
+    Raises `AuditError` where it is not what was written, by its hashes, so that nothing else is taken for it.
+    """
+    position, text, prev_hash, entry_hash, salt, arguments, content = row
+    with readable(path, f"entry {position}"):
+        if hashlib.sha256(DOMAIN + prev_hash + text).digest() != entry_hash:
+            raise ValueError("its contents do not match its hash")
+        body: dict[str, Any] = json.loads(text.decode("ascii"))
+        texts = {"arguments": arguments, "content": content}
+        for name, stored in texts.items():
+            if stored is not None and hashlib.sha256(salt + stored).hexdigest() != body.get(f"{name}_sha256"):
+                raise ValueError(f"the text of its {name} does not match the hash")
+        fields: dict[str, Any] = {name: body.get(name) for name in AuditEntry.__dataclass_fields__}
+        fields |= {name: stored and stored.decode() for name, stored in texts.items()}
+        fields |= {"position": position, "body": body, "prev_hash": prev_hash, "hash": entry_hash}
+        entry = AuditEntry(**fields)
+        moment(entry.time_ns)
+        entry.verdict, entry.approval  # noqa: B018  # pyright: ignore[reportUnusedExpression]
+        return entry
+
+
+@contextmanager
+def readable(path: Path, what: str) -> Generator[None]:
+    """Turns what reading ``what`` of a damaged record at ``path`` raises into `AuditError`."""
+    try:
+        yield
+    except (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
+        if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF not in _DAMAGE:
+            raise describe(AUDIT_RECORD, path, error) from error
+        raise AuditError(
+            f"{what} of audit record {path} cannot be read: {error}", hint="verify it with lgov audit verify"
+        ) from error
+
+
+def moment(time_ns: int) -> datetime:
+    """The moment of an entry, in UTC."""
+    return datetime.fromtimestamp(time_ns / 1e9, UTC)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,11 @@ from urllib.parse import quote
 
 from lgov_core._util.sqlite_file import describe, is_busy, require_same_file
 from lgov_core.audit.entry import EntryWriter, Payload, body_text, recordable
-from lgov_core.audit.reading import AUDIT_RECORD, open_record
+from lgov_core.audit.reading import AUDIT_RECORD, DOMAIN, open_record
 from lgov_core.audit.redaction import Redaction
 from lgov_core.audit.signing import LOOKED_AT, ForeignEntry, Heads, LookedAt, Seals
 from lgov_core.errors import AuditError, AuditKeyError
 
-_DOMAIN: Final = b"lgov-audit-v2\0"
 #: Bytes of a salt.
 _SALT: Final = 16
 
@@ -71,7 +70,7 @@ class EntryChain:
         if self._seals is not None:
             text = self._seals.sealed(self._hash, text, first=seq == 1)
         stored = (arguments and arguments.stored, content and content.stored)
-        row_hash = hashlib.sha256(_DOMAIN + self._hash + text.encode()).digest()
+        row_hash = hashlib.sha256(DOMAIN + self._hash + text.encode()).digest()
         return EntryRow(self.writer, seq, fields.get("rollout_id"), text, self._hash, row_hash, salt, *stored)
 
     def append(self, row: EntryRow) -> None:
@@ -99,7 +98,9 @@ class Watch:
 
     def __init__(self, path: Path, connection: sqlite3.Connection, seals: Seals | None) -> None:
         self._path, self._seals = path, seals
-        self._made: tuple[str, int] = connection.execute(_MADE).fetchone()
+        self._made: tuple[str, int] | None = connection.execute(_MADE).fetchone()
+        if self._made is None:
+            raise ValueError("it does not say which record it is")
         self._last: int = connection.execute(_LAST).fetchone()[0]
         row = connection.execute("SELECT hash FROM entries WHERE position = ?", (self._last,)).fetchone()
         self._hash: bytes | None = None if row is None else row[0]

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
-from lgov_core.audit.reading import AuditEntry
+from lgov_core.audit.reading import AuditEntry, moment
 from lgov_core.errors import counted
 from lgov_core.types import BLOCKING, Point
 
@@ -175,11 +175,6 @@ def audit_report(entries: Iterable[AuditEntry]) -> AuditReport:
             if (key := keys[heading]) is not None:
                 table.setdefault(key, Counter())[effect] += 1
     return report
-
-
-def moment(time_ns: int) -> datetime:
-    """The moment of an entry, in UTC."""
-    return datetime.fromtimestamp(time_ns / 1e9, UTC)
 
 
 def about_records(entry: AuditEntry) -> str:

@@ -6,7 +6,6 @@ import errno
 import os
 import sqlite3
 import time
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
@@ -105,15 +104,6 @@ def retire(path: Path, folder: Path, *, before: float, signer: Signer | None, he
                 name.with_name(name.name + end).unlink(missing_ok=True)
         sync_folder(folder)
     return [name for name, _ in old]
-
-
-def archive_folder(path: Path, previous: Mapping[str, Any]) -> Path | None:
-    """The folder that has the archive before the record at ``path``: where ``previous`` says, or else beside or below it."""
-    beside = path.absolute().parent
-    named = [beside / str(previous["folder"])] if previous.get("folder") else []
-    below = sorted(folder for folder in beside.iterdir() if folder.is_dir())
-    name = str(previous.get("file"))
-    return next((folder for folder in [*named, beside, *below] if (folder / name).is_file()), None)
 
 
 def _require_right(path: Path, signer: Signer | None) -> VerifyReport:

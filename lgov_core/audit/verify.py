@@ -520,7 +520,7 @@ class _Check:
 
 def verify_archived(
     path: str | os.PathLike[str],
-    archive: str | os.PathLike[str],
+    archive: str | os.PathLike[str] | None,
     *,
     key: str | os.PathLike[str] | bytes | None = None,
     head: str | os.PathLike[str] | None = None,
@@ -528,19 +528,22 @@ def verify_archived(
 ) -> list[tuple[str, VerifyReport]]:
     """`verify` of the record at ``path`` and of every archived one before it, the newest first, each with its path.
 
-    They are found by their ids in the folder ``archive``, and are not among each other's ``others``. One that is not there is
-    a fault of the record that continues it, unless an entry says that it was deleted. Ends with the first record that is
-    broken.
+    They are found by their ids in the folder ``archive``, or by name where none has the id, and are not among each other's
+    ``others``. One that is not there is a fault of the record that continues it, unless an entry says that it was deleted.
+    Without ``archive`` they are looked for where the record says, beside and below it, and one may be elsewhere. Ends with the
+    first record that is broken.
     """
-    names = [os.path.join(archive, name) for name in sorted(os.listdir(archive))]
-    by_id = {record: name for name in names if (record := _record_id(name)) is not None}
     reports = [(os.fspath(path), verify(path, key=key, head=head, require_signed=require_signed))]
     retired: set[str] = set()
+    beside = os.path.dirname(os.path.abspath(path))
     while reports[-1][1].ok and (before := reports[-1][1].continues) is not None:
         name, report = reports[-1]
         retired.update(report.retired)
-        older_path = by_id.get(str(before["record"]))
-        if older_path is None and before["record"] not in retired:
+        folders = [os.path.join(beside, str(before["folder"] or "")), beside, *_folders(beside)]
+        older_path = _archived(
+            before, folders if archive is None else [os.fspath(archive)], [each for each, _ in reports]
+        )
+        if older_path is None and archive is not None and str(before["record"]) not in retired:
             problem = f"the record {before['record']} that it continues is not in {os.fspath(archive)}"
             reports[-1] = name, replace(report, ok=False, problem=problem, first_bad=1)
         if older_path is None:
@@ -555,6 +558,20 @@ def verify_archived(
     return [
         (name, replace(report, others=max(0, report.others - kept + bool(report.anchored)))) for name, report in reports
     ]
+
+
+def _folders(folder: str) -> list[str]:
+    return [each for name in sorted(os.listdir(folder)) if os.path.isdir(each := os.path.join(folder, name))]
+
+
+def _archived(before: dict[str, Any], folders: Sequence[str], read: Sequence[str]) -> str | None:
+    """The archive with the id that ``before`` states, or else of that name, which may be damaged; none that was ``read``."""
+    past = {os.path.realpath(path) for path in read}
+    names = (os.path.join(folder, name) for folder in folders if os.path.isdir(folder) for name in os.listdir(folder))
+    files = sorted({name for name in names if os.path.isfile(name) and os.path.realpath(name) not in past})
+    named = [file for file in files if os.path.basename(file) == before["file"]]
+    fitting = (file for file in [*named, *files] if _record_id(file) == before["record"])
+    return next(fitting, None) or next(iter(named), None)
 
 
 def _record_id(path: str) -> str | None:

@@ -26,7 +26,7 @@ from lgov_core.commands.options import (
     settings_option,
     yes_option,
 )
-from lgov_core.errors import LgovError, counted
+from lgov_core.errors import AuditError, LgovError, counted
 from lgov_core.settings import load_settings, without_password
 
 if TYPE_CHECKING:
@@ -138,9 +138,11 @@ def show(
     from lgov_core.types import BLOCKING
 
     path = record_or_setting(path)
+    damage: list[AuditError] = []
     with opened_record(path) as record:
-        entries = [entry for entry in record.entries(selection.rollout_id) if selection.holds(entry)]
-        modes = modes_of(record.entries()) if counts else {}
+        read = record.entries(selection.rollout_id, damage=damage)
+        entries = [entry for entry in read if selection.holds(entry)]
+        modes = modes_of(record.entries(damage=damage)) if counts else {}
     if denied:
         entries = [entry for entry in entries if entry.verdict["effect"] in BLOCKING]
     if counts:
@@ -148,10 +150,12 @@ def show(
     newest = entries[-limit:] if limit else entries
     if as_json:
         write_json([plain(entry) for entry in newest])
-        return
-    columns = ("#", "time", "what", "action", "answer", "why")
-    write_table(columns, [_row(entry) for entry in newest], shortened=("action", "why"))
-    click.echo(f"{len(newest)} of {counted(len(entries), 'entry', 'entries')}", err=True)
+    else:
+        columns = ("#", "time", "what", "action", "answer", "why")
+        write_table(columns, [_row(entry) for entry in newest], shortened=("action", "why"))
+        click.echo(f"{len(newest)} of {counted(len(entries), 'entry', 'entries')}", err=True)
+    for error in damage:
+        raise error
 
 
 def _row(entry: AuditEntry) -> tuple[object, ...]:

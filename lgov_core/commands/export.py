@@ -27,7 +27,7 @@ from lgov_core.commands.options import (
     single,
     where_option,
 )
-from lgov_core.errors import ExportError, LgovError, StoreError, counted
+from lgov_core.errors import AuditError, ExportError, LgovError, StoreError, counted
 from lgov_core.settings import load_settings
 from lgov_core.store import rows
 from lgov_core.store.trace_store import TraceStore
@@ -248,16 +248,20 @@ def _export_record(
     from lgov_core.audit.report import lines
 
     selection = selection_of(where, **period)
-    with opened_record(path) as record:
-        entries = [entry for entry in record.entries(selection.rollout_id, after=after) if selection.holds(entry)]
-    if not content:
-        entries = [entry.without_content() for entry in entries]
     if form == "report":
         _report_evidence(path, selection, target, as_json, archive=archive, after=after, content=content)
         return
     if archive is not None:
         raise click.UsageError("--archive is for --format report")
+    damage: list[AuditError] = []
+    with opened_record(path) as record:
+        read = record.entries(selection.rollout_id, after=after, damage=damage)
+        entries = [entry for entry in read if selection.holds(entry)]
+    if not content:
+        entries = [entry.without_content() for entry in entries]
     _write(lines(entries, cast("Format", form)), target, form, "entry", as_json)
+    for error in damage:
+        raise error
 
 
 def _report_evidence(path: Path, selection: EntrySelection, target: str | None, as_json: bool, **options: Any) -> None:
