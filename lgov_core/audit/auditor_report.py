@@ -130,15 +130,7 @@ def evidence(
     """
     verified = verify_record(path, key=key, head=heads)
     proofs = [(str(path), verified)] if after else _proofs(path, verified, archive, heads)
-    verified, notes = proofs[-1][1], dict(_NOTES)
-    (_, oldest), retired = proofs[0], {record for _, proof in proofs for record in proof.retired}
-    if (
-        oldest.ok
-        and (previous := oldest.continues) is not None
-        and str(previous["record"]) not in retired
-        and not after
-    ):
-        notes["records"] = _NOT_FOUND.format(**previous)
+    verified = proofs[-1][1]
     under: list[AuditEntry] = []
     damage: list[AuditError] = []
     chosen = [
@@ -146,11 +138,8 @@ def evidence(
         for name, _ in proofs
         for entry in _selected(Path(name), selection, after, len(proofs) > 1, under, damage)
     ]
-    broken = [f"BROKEN: {name}: {proof.problem}" for name, proof in proofs[:-1] if not proof.ok]
-    if damage:
-        notes["records"] = " ".join([notes.get("records", ""), "Not in this report:", *map(str, damage)]).strip()
-        if all(proof.ok for _, proof in proofs):
-            raise damage[0]
+    if damage and all(proof.ok for _, proof in proofs):
+        raise damage[0]
     decisions = [(entry, about) for entry, about in chosen if entry.kind == "decision"]
     blocked = [(entry, about) for entry, about in decisions if entry.verdict["effect"] in BLOCKING]
     acts: dict[str, list[dict[str, Any]]] = {"denials": [], "rejections": [], "unanswered": []}
@@ -165,7 +154,7 @@ def evidence(
     return AuditorReport(
         str(path),
         asdict(verified),
-        "\n".join([*broken, in_words(verified)]),
+        "\n".join([*_broken_archives(proofs), in_words(verified)]),
         [_proof(Path(name).name, proof) for name, proof in proofs],
         _keys(proofs, str(key) if verified.key_trusted else None),
         audit_report(entry for entry, _ in chosen).as_json(),
@@ -178,8 +167,23 @@ def evidence(
         acts["unanswered"],
         [_act(entry, about, by) for entry, about in decisions if (by := entry.approval) is not None],
         [_change(entry, about) for entry, about in chosen if entry.kind in _CHANGES],
-        notes,
+        {**_NOTES, "records": " ".join([*([] if after else _not_found(proofs)), *map(_unread, damage)])},
     )
+
+
+def _broken_archives(proofs: Sequence[tuple[str, VerifyReport]]) -> list[str]:
+    return [f"BROKEN: {name}: {proof.problem}" for name, proof in proofs[:-1] if not proof.ok]
+
+
+def _not_found(proofs: Sequence[tuple[str, VerifyReport]]) -> list[str]:
+    """Names the archive before the oldest record, unless it was deleted."""
+    (_, oldest), retired = proofs[0], {record for _, proof in proofs for record in proof.retired}
+    previous = oldest.continues if oldest.ok else None
+    return [] if previous is None or str(previous["record"]) in retired else [_NOT_FOUND.format(**previous)]
+
+
+def _unread(error: AuditError) -> str:
+    return f"Not in this report: {error}."
 
 
 def _kind_of_denial(entry: AuditEntry) -> str:

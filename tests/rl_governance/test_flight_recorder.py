@@ -162,6 +162,7 @@ def test_tampering_shows_in_verify_integrity(recorder: FlightRecorder) -> None:
     import sqlite3
 
     recorder.log_violation(recorder.start_trace("a", "t"), "no")
+    changed = recorder.entries()[1].entry_id
     other = sqlite3.connect(recorder.path)
     other.execute("DROP TRIGGER entries_are_not_changed")
     other.execute("UPDATE entries SET body = replace(body, 'blocked', 'allowed') WHERE position = 2")
@@ -169,7 +170,7 @@ def test_tampering_shows_in_verify_integrity(recorder: FlightRecorder) -> None:
     other.close()
     answer = recorder.verify_integrity()
     assert (answer["valid"], answer["total_entries"]) == (False, 1)
-    assert answer["first_tampered_id"] == recorder.entries()[1].entry_id
+    assert answer["first_tampered_id"] == changed
     assert json.dumps(answer)
 
 
