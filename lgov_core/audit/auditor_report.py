@@ -167,7 +167,7 @@ def evidence(
         acts["unanswered"],
         [_act(entry, about, by) for entry, about in decisions if (by := entry.approval) is not None],
         [_change(entry, about) for entry, about in chosen if entry.kind in _CHANGES],
-        {**_NOTES, "records": " ".join([*([] if after else _not_found(proofs)), *map(_unread, damage)])},
+        {**_NOTES, **_note_of_records([] if after else proofs, damage)},
     )
 
 
@@ -175,15 +175,14 @@ def _broken_archives(proofs: Sequence[tuple[str, VerifyReport]]) -> list[str]:
     return [f"BROKEN: {name}: {proof.problem}" for name, proof in proofs[:-1] if not proof.ok]
 
 
-def _not_found(proofs: Sequence[tuple[str, VerifyReport]]) -> list[str]:
-    """Names the archive before the oldest record, unless it was deleted."""
-    (_, oldest), retired = proofs[0], {record for _, proof in proofs for record in proof.retired}
-    previous = oldest.continues if oldest.ok else None
-    return [] if previous is None or str(previous["record"]) in retired else [_NOT_FOUND.format(**previous)]
-
-
-def _unread(error: AuditError) -> str:
-    return f"Not in this report: {error}."
+def _note_of_records(proofs: Sequence[tuple[str, VerifyReport]], damage: Iterable[AuditError]) -> dict[str, str]:
+    """Names the archive before the oldest record, unless it is here or was deleted, and the ``damage`` of all."""
+    previous = proofs[0][1].continues if proofs and proofs[0][1].ok else None
+    retired = {record for _, proof in proofs for record in proof.retired}
+    notes = [f"Not in this report: {error}." for error in damage]
+    if previous is not None and str(previous["record"]) not in retired:
+        notes.append(_NOT_FOUND.format(**previous))
+    return {"records": " ".join(notes)} if notes else {}
 
 
 def _kind_of_denial(entry: AuditEntry) -> str:
