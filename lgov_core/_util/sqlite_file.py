@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
 import time
 import weakref
@@ -244,6 +245,21 @@ def _version(kind: FileKind, path: Path, connection: sqlite3.Connection) -> int:
             hint="open it with the lgov that wrote it, or start a new file",
         )
     return version
+
+
+#: Bytes that must be free for a row.
+_ROOM: Final = 64 * 1024
+
+
+def require_writable(kind: FileKind, path: Path | None, connection: sqlite3.Connection, *tables: str) -> None:
+    """Raises where no row of ``tables`` could be written, as far as that shows without one and without waiting for others.
+
+    That is ``kind.error``, `sqlite3.Error` or `OSError`.
+    """
+    for table in tables:
+        connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone()
+    if path is not None and (not os.access(path, os.W_OK) or shutil.disk_usage(path.parent).free < _ROOM):
+        raise kind.error(f"{kind.what} {path}: the disk is full or read-only", hint="make room for entries")
 
 
 def is_busy(error: BaseException) -> bool:

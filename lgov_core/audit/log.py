@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import shutil
 import sqlite3
 import time
 import weakref
@@ -17,7 +16,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
 from lgov_core._util.files import os_user
-from lgov_core._util.sqlite_file import BESIDE, describe, is_database, keep_quiet_across_fork, require_same_file
+from lgov_core._util.sqlite_file import (
+    BESIDE,
+    describe,
+    is_database,
+    keep_quiet_across_fork,
+    require_same_file,
+    require_writable,
+)
 from lgov_core.audit.entry import canonical
 from lgov_core.audit.reading import (
     AUDIT_RECORD,
@@ -53,8 +59,6 @@ _SELECT = f"SELECT {ENTRY_COLUMNS} FROM entries"
 NEXT: Final = ".next"
 #: The kind of the entry by which a person accepts that entries are lost.
 LOSS: Final = "loss"
-#: Bytes that must be free for an entry.
-_ROOM: Final = 64 * 1024
 
 
 @cache
@@ -285,18 +289,21 @@ class AuditLog(RecordWriter):
             return
         try:
             self._require_own()
-            self._open().execute("SELECT 1 FROM record").fetchone()
-            if not os.access(self.path, os.W_OK) or shutil.disk_usage(self.path.parent).free < _ROOM:
-                raise AuditError(
-                    f"audit record {self.path}: the disk is full or read-only", hint="make room for entries"
-                )
+            require_writable(AUDIT_RECORD, self.path, self._open(), "record", "entries")
         except (sqlite3.Error, OSError) as error:
             raise describe(AUDIT_RECORD, self.path, error) from error
         finally:
             self._lock.release()
 
     def ping_heads(self) -> None:
-        """Raises `AuditError` while the last head could not be signed, or not be written at its second place."""
+        """Raises `AuditError` while no head could be written at its second place. Writes what one that is back is owed."""
+        if self._heads is not None and self._lock.acquire(blocking=False):
+            try:
+                self._heads.ping()
+                if self.signing_error is not None and not self._closed:
+                    self._sign()
+            finally:
+                self._lock.release()
         if self.signing_error is not None:
             raise self.signing_error
 

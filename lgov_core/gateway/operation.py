@@ -239,11 +239,10 @@ class UseCounts:
 def is_outage(error: BaseException | None) -> bool:
     """Returns whether an error of a store came from its database or the disk, not from what was to be stored."""
     while error is not None:
-        # Of sqlite3 and psycopg; a right that is missing is one of the database, whatever is to be stored.
-        operational = not {"OperationalError", "InsufficientPrivilege"}.isdisjoint(
-            kind.__name__ for kind in type(error).__mro__
-        )
-        if isinstance(error, DatabaseUnavailable | OSError) or operational:
+        kinds = {kind.__name__ for kind in type(error).__mro__}  # of sqlite3 and psycopg: PEP 249 names them
+        if isinstance(error, DatabaseUnavailable | OSError):
+            return True
+        if "DatabaseError" in kinds and kinds.isdisjoint(("DataError", "IntegrityError")):
             return True
         error = error.__cause__
     return False

@@ -118,7 +118,10 @@ class Database(ABC):
 
     @abstractmethod
     def ping(self) -> None:
-        """Asks the database once, if no other call has the connection. Raises `StoreError`; never waits for a new try."""
+        """Asks the database once, if no other call has the connection, whether a call could be written now.
+
+        Raises `StoreError`; never waits for a new try.
+        """
 
     @abstractmethod
     def describe(self, error: BaseException) -> StoreError:

@@ -133,6 +133,12 @@ _SESSION: Final = b"""
 """
 
 
+#: What a call needs, without writing one: a server that takes writes, the tables, and the right to insert into them.
+_PING: Final = b"BEGIN READ WRITE; %s; COMMIT" % b"; ".join(
+    b"EXPLAIN INSERT INTO %s DEFAULT VALUES" % table for table in (b"writers", b"rollouts", b"calls")
+)
+
+
 def connect(address: PostgresAddress, schema: str) -> Connection:
     """A connection in autocommit mode whose statements see the tables in ``schema``.
 
@@ -348,7 +354,7 @@ class PostgresDatabase(Database):
         if not self._lock.acquire(blocking=False):
             return
         try:
-            self._open().execute(b"SELECT 1")
+            self._open().execute(_PING)
         except (psycopg.Error, _ConnectionLost) as error:
             self._disconnect()
             raise self.describe(error.__cause__ or error) from error

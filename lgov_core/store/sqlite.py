@@ -25,6 +25,7 @@ from lgov_core._util.sqlite_file import (
     open_in_memory,
     open_sqlite,
     require_same_file,
+    require_writable,
 )
 from lgov_core.errors import StoreError
 from lgov_core.store import rows
@@ -214,8 +215,8 @@ class SQLiteDatabase(Database):
         if not self._lock.acquire(blocking=False):
             return
         try:
-            self._open().execute("SELECT 1")
-        except sqlite3.Error as error:
+            require_writable(TRACE_STORE, self.path, self._open(), "calls", "rollouts")
+        except (sqlite3.Error, OSError) as error:
             raise self.describe(error) from error
         finally:
             self._lock.release()

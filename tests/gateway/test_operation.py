@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import shutil
+import sqlite3
 import ssl
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import httpx
 import openai
+import psycopg
 import pytest
 
 from lgov_core.audit import AuditLog, make_key
@@ -165,6 +167,46 @@ def test_while_the_store_is_down_calls_are_refused_at_once_and_the_model_is_not_
     store.close()
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_store_that_lost_its_tables_is_down_until_they_are_back(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    address = str(tmp_path / "runs.db")
+    if kind == "postgres":
+        postgres: PostgresServer = request.getfixturevalue("postgres")
+        address = postgres.url(postgres.new_database())
+
+    def change(in_postgres: str, in_sqlite: str) -> None:
+        if kind == "postgres":
+            with psycopg.connect(address, autocommit=True) as connection:
+                connection.execute(in_postgres.encode())
+        else:
+            with contextlib.closing(sqlite3.connect(address)) as file:
+                file.executescript(in_sqlite)
+
+    store = open_store(address)
+    with (
+        ScriptedModelServer(lambda body: "Hello.") as model,
+        EndpointServer([UpstreamEngine(model.base_url)], store) as server,
+    ):
+        url, ready = f"{server.base_url}/chat/completions", f"{server.url}/readyz"
+        assert httpx.post(url, json=BODY, timeout=30).status_code == 200
+        assert httpx.get(ready).status_code == 200
+        change("ALTER SCHEMA lgov RENAME TO away", "ALTER TABLE calls RENAME TO away")
+        refused = httpx.post(url, json=BODY, timeout=30)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        server.app.state.endpoint.ready.down_until = 0.0  # only its probe is asked from here
+        assert httpx.get(ready).json() == {"status": "not ready", "store": "it cannot be written"}
+        assert metric(server.url, "lgov_store_up") == 0
+        asked = len(model.requests)
+        assert httpx.post(url, json=BODY).status_code == 503
+        assert len(model.requests) == asked, "no model is asked for what cannot be recorded"
+        change("ALTER SCHEMA away RENAME TO lgov", "ALTER TABLE away RENAME TO calls")
+        until(lambda: httpx.get(ready).status_code == 200)
+        assert httpx.post(url, json=BODY, timeout=30).status_code == 200
+    store.close()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_that_runs_when_the_store_goes_down_is_answered_soon(postgres: PostgresServer, stream: bool) -> None:
     def reply(body: object) -> str:
@@ -218,11 +260,15 @@ def test_a_record_that_is_gone_and_a_ledger_that_is_down_are_not_ready(
         postgres.start()
         until(lambda: httpx.get(ready).status_code == 200)
         heads.rename(tmp_path / "kept")
+        until(lambda: metric(server.url, "lgov_heads_up") == 0)
+        assert httpx.get(ready).status_code == 200
         (audit,) = gate._owns
         audit.sign_after_s = 0
         assert httpx.post(url, json=BODY, timeout=30).status_code == 200, "what is decided is on record all the same"
-        until(lambda: metric(server.url, "lgov_heads_up") == 0)
-        assert httpx.get(ready).status_code == 200
+        (tmp_path / "kept").rename(heads)
+        lines = len(heads.read_text().splitlines())
+        until(lambda: metric(server.url, "lgov_heads_up") == 1)
+        assert len(heads.read_text().splitlines()) > lines, "the heads that it was owed are there at once"
         for end in ("", "-wal", "-shm"):
             (tmp_path / f"audit.db{end}").unlink()
         assert httpx.get(ready).json() == {"status": "not ready", "audit": "it cannot be written"}
@@ -230,7 +276,13 @@ def test_a_record_that_is_gone_and_a_ledger_that_is_down_are_not_ready(
     with contextlib.suppress(AuditError):
         gate.close()
     said = [record.getMessage() for record in caplog.records]
-    for event in ("policy is down", "policy is back", "second place for heads is down", "audit record is down"):
+    for event in (
+        "policy is down",
+        "policy is back",
+        "second place for heads is down",
+        "second place for heads is back",
+        "audit record is down",
+    ):
         assert said.count(event) == 1, event
 
 

@@ -114,12 +114,17 @@ def test_a_user_who_may_only_use_the_tables(server: PostgresServer, database: st
         store.add_spans([span(f"s{i}") for i in range(20)])
         store.finish_attempt("r1", claim.attempt.attempt, Outcome.SUCCEEDED)
         assert len(store.ended_since().entries) == 1
+        store.ping()
+        server.execute("REVOKE INSERT ON lgov.calls FROM worker", database=database)
+        with pytest.raises(StoreError, match="permission denied for table calls"):
+            store.ping()
 
 
 def test_a_server_that_only_reads(server: PostgresServer, database: str) -> None:
     PostgresStore(server.url(database)).close()
     server.execute(f"ALTER DATABASE {database} SET default_transaction_read_only = on")
     with PostgresStore(server.url(database)) as store:
+        store.ping()
         store.add_call(call("c1"))  # the setting is a default, and the store says what it needs
 
 
