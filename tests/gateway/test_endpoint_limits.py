@@ -195,6 +195,7 @@ def test_a_pause_that_lasts_too_long_is_a_503_with_advice(serve):
     assert (held.status_code, held.headers["retry-after"]) == (503, "9")
     assert "paused: an update" in held.json()["error"]["message"]
     assert serving.model.requests == []
+    assert httpx.get(f"{serving.url}/readyz").status_code == 200, "the next calls are held for the end of the pause"
     httpx.post(f"{serving.url}/admin/resume")
     assert httpx.post(f"{serving.base_url}/chat/completions", json=BODY).status_code == 200
 

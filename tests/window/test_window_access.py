@@ -13,10 +13,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from lgov_core.gateway.access import KeyRing
+from lgov_core.gateway.access import AdminKeyFile, KeyRing
+from lgov_core.gateway.limits import Busy
+from lgov_core.policies.approvals.requests import KEY_PREFIX
 from lgov_core.store import RolloutQueue, open_store
 from lgov_core.views.web.app import ANSWERS
-from lgov_core.views.web.protocol import WindowAccess
+from lgov_core.views.web.protocol import WindowAccess, error_answer
 from tests.window.conftest import Opened
 from tests.window.recorded_rollouts import record
 
@@ -104,6 +106,19 @@ async def test_an_admin_key_opens_and_the_key_of_a_rollout_does_not(required: bo
         "lgov_admin_" + "x" * 43,
     ):
         assert not await _status(access, key)
+
+
+async def test_an_admin_key_that_cannot_be_checked_is_not_called_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "admins"
+    path.write_text("first-key-of-an-operator\n")
+    path.chmod(0o600)
+    access = WindowAccess(keys=KeyRing(b"0" * 16, admin_keys=AdminKeyFile(path)))
+    assert await _status(access, "first-key-of-an-operator")
+    path.unlink()
+    with pytest.raises(Busy, match="the file of admin keys cannot be used: it cannot be read") as refused:
+        await _status(access, "first-key-of-an-operator")
+    assert error_answer(refused.value).status_code == 503
+    assert not await _status(access, f"{KEY_PREFIX}ada"), "the key of an approver needs no admin keys"
 
 
 def test_view_logs_its_requests_and_failures_without_tokens_and_keys(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lgov_core.errors import EndpointError, LgovError, StoreError
 from lgov_core.gateway.access import KeyRing
+from lgov_core.gateway.limits import Busy
 from lgov_core.gateway.operation import log_request
 from lgov_core.gateway.protocol import Attribution
 from lgov_core.policies.approvals.requests import KEY_PREFIX
@@ -70,7 +71,7 @@ _STATUS: Final = {
 
 def status_of(error: LgovError) -> int:
     """The status for an error: what is not in a store is missing, and one that cannot be read is unavailable."""
-    if isinstance(error, WindowError):
+    if isinstance(error, WindowError | Busy):
         return error.status
     if isinstance(error, QueryTooSlow):
         return 504  # which a page does not ask again by itself
@@ -281,13 +282,15 @@ class WindowAccess:
         return opened_with
 
     def has_admin_key(self, headers: Headers) -> bool:
-        """True for a request with an admin key of the endpoint."""
+        """True for a request with an admin key of the endpoint. Raises `Busy` (503) while that cannot be checked."""
         key = _bearer(headers)
         if self._keys is None or not key:
             return False
         try:
             return self._keys.check(key).admin
-        except EndpointError:
+        except EndpointError as error:
+            if isinstance(error, Busy) and not key.startswith(KEY_PREFIX):
+                raise
             return False
 
 
