@@ -45,7 +45,8 @@ class Governance:
     record if None), and ``redact`` names arguments whose values the record does not keep. ``air`` is a file of rules for
     intermediate rewards (the built-in ones if None). ``store`` keeps spans and rewards; None keeps none. ``timeout_s`` bounds
     a policy that does not promise bounded cost, in seconds. With ``content`` false no prompt, argument or result is on a
-    span. ``broker`` is the address of the process that keeps the record and the approvals of a box; it is only set in one.
+    span. ``programs`` are the files of the programs that run under it. ``broker`` is the address of the process that keeps the
+    record and the approvals of a box; it is only set in one.
     """
 
     policy: Path | None = None
@@ -57,6 +58,7 @@ class Governance:
     store: str | None = field(default=None, repr=False)  # it may hold a password
     timeout_s: float = 2.0
     content: bool = True
+    programs: tuple[Path, ...] = ()
     broker: str | None = field(default=None, repr=False)  # it holds a token
 
     @classmethod
@@ -88,28 +90,25 @@ class Governance:
         store = self.store
         if store is not None and ("://" not in store or store.startswith("sqlite:///")):
             store = str(Path(store.removeprefix("sqlite:///")).absolute())
-        return replace(self, **paths, store=store)
+        return replace(self, **paths, store=store, programs=tuple(file.absolute() for file in self.programs))
 
     def as_json(self) -> dict[str, Any]:
         """JSON values for another process, with absolute paths. They may hold a password: of the store."""
-        return {
-            name: str(value) if isinstance(value, Path) else value for name, value in asdict(self.absolute()).items()
-        }
+        values = asdict(self.absolute()) | {"programs": list(map(str, self.programs))}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
     @classmethod
     def of_json(cls, value: dict[str, Any]) -> Governance:
         """Reads what `as_json` wrote. Raises `TypeError` for anything that is missing or unknown."""
         values = {name: Path(text) if name in _PATHS and text is not None else text for name, text in value.items()}
-        return cls(**{**values, "redact": tuple(value["redact"])})  # pyright: ignore[reportArgumentType]
+        values |= {"redact": tuple(value["redact"]), "programs": tuple(map(Path, value["programs"]))}
+        return cls(**values)  # pyright: ignore[reportArgumentType]
 
-    def places(self, *programs: Path) -> GoverningPlaces:
-        """The places that govern a run in the working folder, with those that its policy file names.
-
-        ``programs`` are folders of programs that it runs. Raises `PolicyFileError`.
-        """
+    def places(self) -> GoverningPlaces:
+        """The places that govern a run in the working folder, and those of its policy file. Raises `PolicyFileError`."""
         from lgov_core.policies.loader import named_places
 
-        places = GoverningPlaces.of(self, Path.cwd(), programs=programs)
+        places = GoverningPlaces.of(self, Path.cwd(), programs=self.programs)
         return places if self.policy is None else places.and_of(named_places(self.policy))
 
     def begin_run(self, run_id: str, places: GoverningPlaces, *, below: Sequence[str] = ()) -> RunWatch:
@@ -122,7 +121,8 @@ class Governance:
         files = dict.fromkeys((*places.rules, *map(str, settings_places(Path.cwd()))))
         keys = [str((self.audit_key or default_key_path()).absolute())]
         kept = (str(self.audit), str(DEFAULT_AUDIT), *places.kept)
-        return RunWatch(self.audit, files, run_id, keys=keys, below=Below.of((Path.cwd(), *below), kept))
+        below_all = Below.of((Path.cwd(), *below), kept)
+        return RunWatch(self.audit, files, run_id, keys=keys, below=below_all, programs=places.programs)
 
     def refuse_untrusted(self) -> None:
         """Raises `UntrustedChanges`, which are on record then: but for changed settings, which say where and by which key."""

@@ -19,6 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
+from importlib.machinery import all_suffixes
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -61,6 +62,8 @@ _VARIABLES = """
 HARMLESS_VARIABLES: Final = tuple(_VARIABLES.split())
 #: The table of a ``pyproject.toml`` that holds settings.
 _TABLE: Final = "lgov"
+#: Modules that Python imports at each start, wherever they are found.
+_STARTED_WITH: Final = ("sitecustomize", "usercustomize")
 _PACKAGES: Final = ("lgov_core", "lgov_openai", "lgov_openai_agents", "lgov_langchain", "lgov_autogen")
 PROJECT_FILE: Final = "pyproject.toml"
 
@@ -106,54 +109,67 @@ class FileChange:
     appended: bool = False
     pieces: tuple[str, ...] = ()
 
+    @property
+    def is_none(self) -> bool:
+        """True where the file keeps what it says."""
+        return self.source is None and not any((self.text, *self.pieces)) and (self.appended or self.text is None)
+
 
 @dataclass(frozen=True, slots=True)
 class GoverningPlaces:
     """The places that govern, as absolute paths, whether they exist or not. A value; may be used from several threads.
 
-    ``rules`` are obeyed: policy files, settings, reward rules, lgov's own code. They may be read, but not changed.
+    ``rules`` are obeyed: policy files, settings, reward rules, lgov's own code. They may be read, but not changed; nor may the
+    files of ``programs`` and what else `is_started_with` this process.
     ``kept`` are what lgov writes itself: the record with its parts and heads, keys, approvals, pins, ledgers and traces. They
     may not be read either; a file stands for all in its folder whose names begin with its own, as the parts of a database do.
     """
 
     rules: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
     #: Where the places lie as well once links are followed, the folders above them, and which files they are under any name.
     _rules: frozenset[str] = field(repr=False, compare=False, default=frozenset())
     _kept: tuple[str, ...] = field(repr=False, compare=False, default=())
+    _programs: frozenset[str] = field(repr=False, compare=False, default=frozenset())
     _holders: frozenset[str] = field(repr=False, compare=False, default=frozenset())
     _files: frozenset[tuple[int, int]] = field(repr=False, compare=False, default=frozenset())
 
     @classmethod
-    def at(cls, rules: Iterable[str | Path], kept: Iterable[str | Path]) -> GoverningPlaces:
+    def at(
+        cls, rules: Iterable[str | Path], kept: Iterable[str | Path], programs: Iterable[str | Path] = ()
+    ) -> GoverningPlaces:
         """The places at these paths, as links lead now."""
-        obeyed, own = (tuple(dict.fromkeys(os.path.normpath(path) for path in paths)) for paths in (rules, kept))
-        places = (*obeyed, *own)
-        holders = frozenset(above for path in _both(places) for above in _above(path))
-        files = frozenset(filter(None, map(_inode, places)))
-        return cls(obeyed, own, frozenset(_both(obeyed)), tuple(_both(own)), holders, files)
+        obeyed, kept, programs = (
+            tuple(dict.fromkeys(os.path.normpath(path) for path in paths)) for paths in (rules, kept, programs)
+        )
+        holders = frozenset(above for path in _both((*obeyed, *kept, *programs)) for above in _above(path))
+        files = frozenset(filter(None, map(_inode, (*obeyed, *kept))))
+        forms = frozenset(_both(obeyed)), tuple(_both(kept)), frozenset(_both(programs))
+        return cls(obeyed, kept, programs, *forms, holders, files)
 
     @classmethod
     def of(cls, options: Governed, folder: str | Path, *, programs: Iterable[Path] = ()) -> GoverningPlaces:
-        """The places of a run that begins in ``folder``; ``programs`` are folders of programs, which may hold a policy."""
+        """The places of a run that begins in ``folder``; ``programs`` are files of programs: a policy may lie beside them."""
         folder = Path(folder).absolute()
         named = [options.policy, options.air]
         rules = [folder / path for path in named if path is not None]
-        rules += [start / name for start in (folder, *programs) for name in POLICY_NAMES]
+        rules += [start / name for start in (folder, *(file.parent for file in programs)) for name in POLICY_NAMES]
         rules += [path for path in settings_places(folder) if path.name != PROJECT_FILE or governs(path)]
         own = (options.audit or DEFAULT_AUDIT, options.audit_key, options.heads, _file_of(options.store))
         kept = [folder / path for path in own if path is not None]
-        return cls.at((*rules, *_own_code()), (*kept, *_own_folders()))
+        return cls.at((*rules, *_own_code()), (*kept, *_own_folders()), [folder / file for file in programs])
 
     def and_of(self, other: GoverningPlaces) -> GoverningPlaces:
         """These and those of ``other``."""
-        return GoverningPlaces.at((*self.rules, *other.rules), (*self.kept, *other.kept))
+        rules, kept = (*self.rules, *other.rules), (*self.kept, *other.kept)
+        return GoverningPlaces.at(rules, kept, (*self.programs, *other.programs))
 
     def writes(self, path: str, change: FileChange | None = None) -> str | None:
         """Returns why ``path`` may not be written, made or linked to, in a sentence; None where nothing here is against it.
 
         ``path`` is absolute. It counts as written and with its links followed. A ``pyproject.toml`` without settings may be
-        changed where the ``change`` is known and leaves it without. Asks the file system.
+        changed where the ``change`` is known and leaves it without, and the program's code may be read. Asks the file system.
         """
         texts = _real(path)
         if PROJECT_FILE in map(os.path.basename, texts) and not (change and _without_settings(path, change)):
@@ -161,7 +177,7 @@ class GoverningPlaces:
                 f"{_shown(path)} may hold settings that decide how this program is governed, and what this writes into it is"
                 " not clear; write the text of the file out (cat > pyproject.toml <<'EOF'), without a table for lgov."
             )
-        return self._closed(path, texts)
+        return self._closed(path, texts, change)
 
     def reads(self, path: str) -> str | None:
         """Returns why ``path`` may not be read: it is a record, a key, an approval. As `writes` otherwise."""
@@ -173,13 +189,15 @@ class GoverningPlaces:
     def moves(self, path: str) -> str | None:
         """Returns why ``path`` may not be removed, moved or renamed: it governs, or holds what does. As `writes` otherwise."""
         texts = _real(path)
-        if any(text in self._holders for text in texts):
+        if any(text in self._holders for text in texts) or _holds_modules(path):
             return f"{_shown(path)} holds what decides how this program is governed, so it stays where it is."
         return self._closed(path, texts)
 
     def matching(self, pattern: re.Pattern[str]) -> bool:
         """Returns whether a name or a whole path that is closed matches ``pattern``, which is for lower case."""
-        return any(pattern.fullmatch(text) for text in (*NAMES, PROJECT_FILE, *self._rules, *self._kept))
+        return any(
+            pattern.fullmatch(text) for text in (*NAMES, PROJECT_FILE, *self._rules, *self._kept, *self._programs)
+        )
 
     @staticmethod
     def variable(name: str) -> str | None:
@@ -190,11 +208,13 @@ class GoverningPlaces:
 
     # ------------------------------------------------------------------ one path
 
-    def _closed(self, path: str, texts: Iterable[str]) -> str | None:
+    def _closed(self, path: str, texts: Iterable[str], change: FileChange | None = None) -> str | None:
         closed = any(self._is_rule(text) or self._is_kept(text) for text in texts) or _inode(path) in self._files
-        if not closed:
+        is_code = not closed and (not self._programs.isdisjoint(texts) or is_started_with(path))
+        if not closed and (not is_code or (change is not None and change.is_none and os.path.lexists(path))):
             return None
-        return f"{_shown(path)} decides how this program is governed, so the program cannot change it; a person can."
+        what = "is run when this program starts" if is_code else "decides how this program is governed"
+        return f"{_shown(path)} {what}, so the program cannot change it; a person can."
 
     def _is_rule(self, text: str) -> bool:
         if not _CLOSED_NAMES.isdisjoint(text.split("/")):
@@ -218,6 +238,46 @@ def is_harmless(path: str) -> bool:
 def is_harmless_variable(name: str) -> bool:
     """Returns whether a variable of the environment holds nothing secret. Names are compared with their letter case."""
     return any(fnmatchcase(name, glob) for glob in HARMLESS_VARIABLES)
+
+
+def is_started_with(path: str) -> bool:
+    """Returns whether Python would run the file at ``path``, an absolute path, if this process were started again.
+
+    It is the program, of the package of ``-m``, or has the name of a loaded module where Python looks for modules.
+    """
+    return any(map(_is_loaded, {os.path.normpath(path), os.path.realpath(path)}))
+
+
+def _is_loaded(path: str) -> bool:
+    main = sys.modules.get("__main__")
+    if os.path.realpath(getattr(main, "__file__", None) or "/") == path:
+        return True
+    folder, name = os.path.split(path)
+    module, _, suffix = name.partition(".")
+    if os.path.basename(folder) == "__pycache__":
+        folder, suffix = os.path.dirname(folder), suffix.rpartition(".")[2]
+    if f".{suffix}" not in all_suffixes():
+        return False
+    spec = getattr(main, "__spec__", None)
+    package = f"{spec.parent}." if spec is not None and spec.name.endswith(".__main__") else "."
+    searched, dotted = set(map(os.path.realpath, sys.path)), "" if module == "__init__" else module
+    while folder != os.path.dirname(folder):
+        if folder in searched and (dotted in sys.modules or dotted in _STARTED_WITH or dotted.startswith(package)):
+            return True
+        folder, last = os.path.split(folder)
+        dotted = f"{last}.{dotted}".rstrip(".")
+    return False
+
+
+def _holds_modules(path: str) -> bool:
+    """Returns whether ``path`` is a folder with the file of a loaded module."""
+    if not os.path.isdir(path):
+        return False
+    folders = (f"{os.path.normpath(path)}/", f"{os.path.realpath(path)}/")
+    spaces = [
+        getattr(module, "__dict__", {}) for module in list(sys.modules.values())
+    ]  # a program may put anything there
+    return any(str(names.get("__file__")).startswith(folders) for names in spaces)
 
 
 _IN_FORCE: ContextVar[GoverningPlaces | None] = ContextVar("lgov_governing_places", default=None)

@@ -158,17 +158,26 @@ class RunWatch:
 
     ``files`` are files and folders, whether they exist or not; those ``below`` with a name that governs count, too. Of ``keys``
     no text is kept. The note lies beside ``audit``, and beside the usual record where that can be written: settings that the
-    run changes may name another record. One thread. Raises `InstrumentationError` where it cannot be written. Call
+    run changes may name another record. Files of the ``programs`` are in no note (`program_changes`): a person edits them while
+    they run, and after they were killed. One thread. Raises `InstrumentationError` where a note cannot be written. Call
     `refuse_untrusted` next, once the policy is loaded.
     """
 
     def __init__(
-        self, audit: Path, files: Iterable[str], run_id: str, *, keys: Iterable[str] = (), below: Below | None = None
+        self,
+        audit: Path,
+        files: Iterable[str],
+        run_id: str,
+        *,
+        keys: Iterable[str] = (),
+        below: Below | None = None,
+        programs: Iterable[str] = (),
     ) -> None:
         below = below or Below([], [])
         before = {path: _look(path) for path in (*files, *below.places())}
         before |= {path: _look(path, text=False) for path in keys}
         self._at_start = RunNote(datetime.now(UTC).isoformat(" ", "seconds"), before, below)
+        self._programs = RunNote(self._at_start.began, {path: _look(path) for path in programs}, Below([], []))
         self._held, self._notes = ExitStack(), list[Path]()
         usual = notes_of(DEFAULT_AUDIT).parent
         self._made = None if usual.exists() else usual
@@ -193,6 +202,10 @@ class RunWatch:
         ):  # the note may be gone: the program had the same rights
             self._at_start = RunNote.read(self._notes[0])
         return self._at_start.changes()
+
+    def program_changes(self) -> list[RunChange]:
+        """The files of the programs that are not as they were at the start."""
+        return self._programs.changes()
 
     def end(self) -> list[RunChange]:
         """Ends the watch, and returns what changed: the note stays then, and the next start refuses. Raises `OSError`."""

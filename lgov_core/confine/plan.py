@@ -142,8 +142,8 @@ class BoxPlan:
 @dataclass(frozen=True, slots=True)
 class Outside:
     """The surroundings of a box outside: the record at ``audit`` and the files ``apart`` (the record's key and heads), whose
-    folders it must not show, its folder ``private``, ``forwards``, ports of this machine, and ``places`` that govern it
-    (None: those of a run that begins in the working folder).
+    folders it must not show, its folder ``private``, ``forwards``, ports of this machine, ``places`` that govern it
+    (None: those of a run that begins in the working folder), and the files of ``programs`` that it must show.
     """
 
     audit: Path
@@ -151,6 +151,7 @@ class Outside:
     apart: tuple[str, ...] = ()
     forwards: tuple[int, ...] = ()
     places: GoverningPlaces | None = None
+    programs: tuple[Path, ...] = ()
 
 
 def make_plan(
@@ -158,20 +159,18 @@ def make_plan(
     policy: ConfinedPolicy | None,
     outside: Outside,
     *,
-    program: Path | None = None,
     checked: bool = True,
     own: bool = False,
 ) -> BoxPlan:
     """The plan for a program in the working folder; ``policy`` None is for one that no policy file governs.
 
     Whatever the rules say, the program cannot change lgov's own files, nor see the folders of the record, of the
-    approvals and of the files apart. The file ``program``, and what programs outside take orders from, are writable only where
-    ``write`` names them themselves, unless what may be written is the program's ``own``, which no program outside uses.
+    approvals and of the files apart. What programs outside take orders from is writable only where ``write`` names it
+    itself, unless what may be written is the program's ``own``, which no program outside uses.
     Raises `InstrumentationError` where a rule names what is not there or, with ``checked``, the program could not run.
     """
     sensitive = Found([], []) if own else search(rules)
-    orders = [*sensitive.orders, *_writable(program, rules)]
-    modes = {path: False for path in (*SYSTEM, *_interpreter(), *orders) if os.path.exists(path)}
+    modes = {path: False for path in (*SYSTEM, *_interpreter(), *sensitive.orders) if os.path.exists(path)}
     modes.update(dict.fromkeys(filter(os.path.exists, rules.read), False))
     for path in rules.write:
         if not os.path.exists(path):
@@ -182,7 +181,7 @@ def make_plan(
     protected = governing if policy is None else [*governing, os.path.abspath(policy.source.path)]
     kept_apart = (str(outside.audit), *outside.apart, *filter(None, policy.approval_stores() if policy else ()))
     modes.update(dict.fromkeys(protected, False))
-    _refuse_links((*rules.read, *rules.write, *orders, *protected), rules.write)
+    _refuse_links((*rules.read, *rules.write, *sensitive.orders, *protected), rules.write)
     links: dict[str, str] = {}
     real = {_real(path, links): writable for path, writable in modes.items()}
     kept_out = tuple(_kept_out(kept_apart, rules, real))
@@ -206,18 +205,12 @@ def make_plan(
         places,
         tuple(path for path in governing if not os.path.lexists(path) or is_placeholder(Path(path))),
     )
-    for what, needed in (("the working folder", plan.folder), ("the program", program)):
-        if checked and needed is not None and plan.access(str(needed))[0] not in ("read", "write"):
+    for what, needed in (("the working folder", plan.folder), *(("the program", file) for file in outside.programs)):
+        if checked and plan.access(str(needed))[0] not in ("read", "write"):
             raise InstrumentationError(
                 f"{what} {needed} is not visible in the box", hint="name its folder in confine: read, or in write"
             )
     return plan
-
-
-def _writable(program: Path | None, rules: ConfineRules) -> list[str]:
-    """The file of the program where it lies in a folder that may be written."""
-    folders = [] if program is None else [os.path.realpath(path) for path in rules.write]
-    return [str(program)] if any(_within(os.path.realpath(str(program)), folder) for folder in folders) else []
 
 
 def _governing(places: GoverningPlaces, rules: ConfineRules) -> Iterator[str]:
@@ -225,7 +218,7 @@ def _governing(places: GoverningPlaces, rules: ConfineRules) -> Iterator[str]:
     folders = [path for path in rules.write if os.path.isdir(path)]
     repositories = [f"{folder}/{_GIT}" for folder in folders]
     free = [path for path in repositories if not os.path.lexists(path) or is_placeholder(Path(path))]
-    for path in dict.fromkeys((*places.rules, *free)):
+    for path in dict.fromkeys((*places.rules, *places.programs, *free)):
         parent = os.path.dirname(path)
         if os.access(parent, os.W_OK) and any(
             _within(os.path.realpath(parent), os.path.realpath(root)) for root in folders

@@ -279,7 +279,10 @@ class PathPolicy(BoundedPolicy):
         if len(texts) + len(unnamed) > MAX_PATHS:
             return self.deny("path-too-many", f"Give at most {MAX_PATHS} paths at a time.", Severity.MEDIUM)
         projects = [text for text in (*texts, *unnamed) if "pyproject" in text.casefold()]
-        change = _change(action.arguments, texts or projects) if projects else None
+        names_only = len(texts) == 1 and all(
+            value is None or isinstance(value, int) or value == texts[0] for value in others.values()
+        )
+        change = _change(action.arguments, texts or projects) if projects else _NO_CHANGE if names_only else None
         if any(self._leads_away(text, change) for text in unnamed):
             names = " or ".join(self.arguments) if self._named else "path"
             return self.deny("path-missing", f"Give the path as text in the argument {names}.", Severity.MEDIUM)

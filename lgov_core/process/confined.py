@@ -42,9 +42,7 @@ _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy
 MAX_PLACES = 5
 
 
-def enter_box(
-    options: RunOptions, *, strict: bool = True, preset: str | None = None, program: Path | None = None
-) -> int | RunOptions:
+def enter_box(options: RunOptions, *, strict: bool = True, preset: str | None = None) -> int | RunOptions:
     """Puts this process, which must have one thread, into a box. Returns twice.
 
     In the box: the options with absolute paths and the broker's address. Outside, where the record, the approvals and the
@@ -73,7 +71,7 @@ def enter_box(
     rules = preset_rules(preset or "workspace", Path.cwd()) if confined is None else confined.with_preset(preset)
     private = make_private_folder()
     try:
-        placed = _start(rules, options, confined, private.path, strict=strict, program=program)
+        placed = _start(rules, options, confined, private.path, strict=strict)
     except BaseException:
         private.remove()
         raise
@@ -108,7 +106,6 @@ def _start(
     private: Path,
     *,
     strict: bool,
-    program: Path | None,
 ) -> tuple[Box, BoxPlan, Reach, str] | RunOptions:
     """Makes the box. Returns the options of the program in the program's process, and what the outside needs outside."""
     from lgov_core.confine import box
@@ -120,9 +117,8 @@ def _start(
     for name in ("tmp", "home"):
         (private / name).mkdir()
     apart = tuple(str(file) for file in (governance.audit_key, governance.heads) if file is not None)
-    places = governance.places(*([] if program is None else [program.parent]))
-    outside = Outside(governance.audit, str(private), apart, reach.forwards(), places)
-    plan = make_plan(rules, confined, outside, program=program)
+    outside = Outside(governance.audit, str(private), apart, reach.forwards(), governance.places(), governance.programs)
+    plan = make_plan(rules, confined, outside)
     make_placeholders(plan)
     token = secrets.token_hex(16)
     try:
@@ -248,10 +244,9 @@ def run_confined(command: Sequence[str], options: RunOptions, *, strict: bool, p
         command = _started_by_python(command)
         invocation = parse_command(command)
         policy = options.governance.policy or policy_in(invocation.folder, invocation.target)
-        governance = options.governance.under(policy.absolute())
+        governance = replace(options.governance.under(policy.absolute()), programs=invocation.files)
         options = replace(options, governance=governance, rollout_id=options.rollout_id or new_id("rol"))
-        program = None if invocation.is_module else Path(invocation.target).absolute()
-        placed = enter_box(options, strict=strict, preset=preset, program=program)
+        placed = enter_box(options, strict=strict, preset=preset)
     except Exception as error:  # noqa: BLE001 - whatever is broken here, the program must not run without the box
         return _refuse(error, options)
     return placed if isinstance(placed, int) else run_program(command, placed)

@@ -48,6 +48,16 @@ class Invocation:
         return Path.cwd() if self.is_module or self.is_command else self.script_folder
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """The program's own files: the script, or what there is of a module or package in the working folder."""
+        path = Path(self.target).absolute()
+        if self.is_module:
+            path = Path.cwd().joinpath(*self.target.split("."))
+            files = (path.with_name(f"{path.name}.py"), path / "__init__.py", path / "__main__.py")
+            return tuple(file for file in files if file.is_file())
+        return (path / "__main__.py" if path.is_dir() else path,)
+
+    @property
     def script_folder(self) -> Path:
         """The folder of the script, which Python puts on the path."""
         script = Path(self.target).resolve()

@@ -121,6 +121,7 @@ class GovernedRun:
             governance.refuse_untrusted()
         if governance.policy is None:
             governance = governance.under(policy_in(invocation.folder, invocation.target))
+        governance = replace(governance, programs=invocation.files)
         self.invocation = invocation
         self.options = replace(options, governance=governance)
         self.scope = RolloutScope(
@@ -135,7 +136,7 @@ class GovernedRun:
         self.status = CANNOT_GOVERN
         self.is_closing = threading.Lock()
         self.attempt_open = False
-        self.watch = None if boxed else governance.begin_run(self.scope.rollout_id, governance.places(self.folder))
+        self.watch = None if boxed else governance.begin_run(self.scope.rollout_id, governance.places())
         try:
             self.process = GovernedProcess(governance, self.refuse, plugins=options.plugins)
             if not boxed:
@@ -346,14 +347,18 @@ class GovernedRun:
 
 
 def changed_lines(watch: RunWatch, governance: Governance) -> list[str]:
-    """Ends ``watch``; returns a line for each place that governs and changed, which is on record then, and what it means."""
+    """Ends ``watch``; returns a line for each place that governs, or is the program's own file, and changed, and what it means.
+
+    The changes are on record then.
+    """
+    rewritten = watch.program_changes()
     try:
         changes = watch.end()
     except OSError as error:
         return [f"what governs cannot be compared with the start: {error}"]
-    governance.note_changes(changes, "found", "found at the end of a run")
+    governance.note_changes([*changes, *rewritten], "found", "found at the end of a run")
     further = ["the next start is refused until lgov policy trust, or until the change is undone"] if changes else []
-    return [*map(str, changes), *further]
+    return [*map(str, changes), *further, *map(str, rewritten)]
 
 
 def point_clients_at(endpoint: str, headers: Mapping[str, str]) -> None:

@@ -203,7 +203,8 @@ class Workspace:
         for path in self._paths(word):
             if (not is_wild(path) and self.grants.places.writes(path)) or (is_wild(path) and self._may_govern(path)):
                 raise ShellRefusal(
-                    "shell-governs", f"{shown(word)} is or may be what decides how this program is governed."
+                    "shell-governs",
+                    f"{shown(word)} is or may be what decides how this program is governed, or its own code.",
                 )
             if self._is_ours(path) and runs_others(self._relative(path).split("/")):
                 raise ShellRefusal(

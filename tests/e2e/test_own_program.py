@@ -1,0 +1,167 @@
+"""An agent under ``lgov run`` cannot rewrite itself: what Python would run of it at the next start is closed to its tools."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lgov_core.audit import AuditLog
+from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
+from tests.confine.conftest import why_not
+from tests.e2e.lgov_runs import lgov_run, write
+
+AGENT = """
+import pathlib, subprocess
+import helper
+from parts import words
+from langchain.agents import create_agent
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+
+@tool
+def write_file(path: str, content: str) -> str:
+    "Writes a file."
+    file = pathlib.Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(content)
+    return "done"
+
+@tool
+def read_file(path: str) -> str:
+    "Reads a file."
+    return pathlib.Path(path).read_text()
+
+@tool
+def bash(command: str) -> str:
+    "Runs a command."
+    subprocess.run(["bash", "-c", command], check=True)
+    return "done"
+
+agent = create_agent(ChatOpenAI(model="scripted", max_retries=0), [write_file, read_file, bash], name="coder")
+agent.invoke({"messages": [("user", "go")]}, {"recursion_limit": 500})
+"""
+POLICY = """
+version: 1
+rules:
+  - {name: files, use: path, tools: ["*_file"], with: {roots: [.]}}
+  - {name: shell, use: shell, tools: [bash]}
+"""
+#: What Python would run at the next start: the program, modules that it loaded, names in place of loaded ones.
+CLOSED = (
+    *("agent.py", "./sub/../agent.py", "helper.py", "helper/__init__.py", "parts/__init__.py", "parts/words.py"),
+    *("openai.py", "openai/__init__.py", "json.py", "sitecustomize.py", "usercustomize.py"),
+    *("__pycache__/helper.cpython-312.pyc", "langchain_core/tools/__init__.py"),
+)
+#: What a coder writes beside it.
+OPEN = (
+    *("calculator.py", "test_agent.py", "tests/test_helper.py", "tests/conftest.py", "parts/more.py", "conf/openai.py"),
+    *("notes.md", "helper.txt", "openai/readme.md", "email/draft.txt", "json.md", "src/agent.py", "helper.old.py"),
+)
+SHELL = {
+    "echo 'import os' >> agent.py": "shell-governs",
+    "sed -i s/go/stop/ helper.py": "shell-governs",
+    "cp notes.md openai.py": "shell-governs",
+    "mv agent.py old.py": "shell-governs",
+    "mv parts old": "shell-governs",
+    "rm -f *.py": "shell-governs",
+    "cat agent.py helper.py": "allow",
+    "mkdir -p src/json email": "allow",
+    "cp agent.py copy_of_agent.py": "allow",
+    "echo 'import agent' > test_more.py": "allow",
+    "rm -rf __pycache__": "allow",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    for name in ("helper.py", "parts/__init__.py", "parts/words.py", "notes.md"):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+def judged(folder: Path, calls: list[ScriptedCall], *command: str) -> list[tuple[str, str]]:
+    """The rule that denied each call, or allow, with the reason."""
+    script = [*(ScriptedReply(tool_calls=[call]) for call in calls), "done"]
+    with ScriptedModelServer(script) as model:
+        ran = lgov_run(folder, *command, env={"OPENAI_BASE_URL": model.base_url, "OPENAI_API_KEY": "none"})
+    assert ran.returncode == 0, ran.stderr
+    assert "governed program ran" not in ran.stderr
+    with AuditLog(folder / ".lgov" / "audit.db", signer=None) as log:
+        decisions = [entry for entry in log.entries() if entry.kind == "decision" and entry.point == "pre_tool_call"]
+    verdicts = [entry.verdict for entry in decisions]
+    return [
+        (verdict["rule"] if entry.effect == "deny" else "allow", verdict["reason"])
+        for entry, verdict in zip(decisions, verdicts, strict=True)
+    ]
+
+
+def writing(*paths: str) -> list[ScriptedCall]:
+    return [ScriptedCall("write_file", {"path": path, "content": ""}, f"c{at}") for at, path in enumerate(paths)]
+
+
+def test_file_tools_change_nothing_that_the_next_start_runs(folder: Path) -> None:
+    reads = [ScriptedCall("read_file", {"path": path}, f"r{path}") for path in ("agent.py", "helper.py")]
+    verdicts = judged(folder, [*writing(*CLOSED, *OPEN), *reads], "python", write(folder, AGENT))
+    assert [rule for rule, _ in verdicts] == ["path-governs"] * len(CLOSED) + ["allow"] * (len(OPEN) + 2)
+    assert "agent.py is run when this program starts, so the program cannot change it" in verdicts[0][1]
+
+
+def test_neither_does_the_shell(folder: Path) -> None:
+    calls = [ScriptedCall("bash", {"command": command}, f"c{at}") for at, command in enumerate(SHELL)]
+    verdicts = judged(folder, calls, "python", write(folder, AGENT))
+    assert [rule for rule, _ in verdicts] == [*SHELL.values()]
+    assert "is run when this program starts" in verdicts[0][1]
+
+
+def test_of_a_package_that_is_started_every_module_is_closed(folder: Path) -> None:
+    (folder / "coder").mkdir()
+    (folder / "coder" / "__init__.py").touch()
+    write(folder / "coder", AGENT, "__main__.py")
+    closed = ("coder/__init__.py", "coder/__main__.py", "coder/loaded_later.py", "helper.py")
+    verdicts = judged(folder, writing(*closed, "coder/data.json", "other.py"), "python", "-m", "coder")
+    assert [rule for rule, _ in verdicts] == ["path-governs"] * len(closed) + ["allow"] * 2
+
+
+def test_a_child_cannot_rewrite_the_program_that_started_it(folder: Path) -> None:
+    write(folder, AGENT, "child.py")
+    parent = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, 'child.py']))"
+    verdicts = judged(folder, writing("agent.py", "child.py", "new.py"), "python", write(folder, parent))
+    assert [rule for rule, _ in verdicts] == ["path-governs", "path-governs", "allow"]
+
+
+def test_the_report_and_the_record_name_a_program_that_was_rewritten_and_an_edit_needs_no_trust(folder: Path) -> None:
+    ran = lgov_run(folder, "python", write(folder, "open(__file__, 'a').write('#')"))
+    assert "agent.py changed while a governed program ran" in ran.stderr
+    assert "refused" not in ran.stderr
+    with AuditLog(folder / ".lgov" / "audit.db", signer=None) as log:
+        (found,) = [entry.body["found"] for entry in log.entries() if "found" in entry.body]
+    assert found == {str(folder / "agent.py"): "changed"}
+    write(folder, "print('edited')")
+    again = lgov_run(folder, "python", "agent.py")
+    assert (again.returncode, again.stdout) == (0, "edited\n"), again.stderr
+    assert "changed" not in again.stderr
+
+
+@pytest.mark.skipif(bool(why_not()), reason=str(why_not()))
+@pytest.mark.parametrize("command", [("agent.py",), ("-m", "coder")], ids=["script", "package"])
+def test_in_a_box_its_files_are_read_only(folder: Path, command: tuple[str, ...]) -> None:
+    code = """
+import pathlib
+for path in ("FILE", "beside.py"):
+    try:
+        pathlib.Path(path).write_text("")
+        print(path, "written")
+    except OSError:
+        print(path, "read-only")
+"""
+    (folder / "coder").mkdir()
+    file = "agent.py" if command == ("agent.py",) else "coder/__main__.py"
+    write(folder, code.replace("FILE", file), file)
+    ran = lgov_run(folder, "python", *command, options=("--confine", "--preset", "workspace", "--json"))
+    assert ran.stdout == f"{file} read-only\nbeside.py written\n", ran.stderr
+    assert json.loads(ran.stderr.splitlines()[-1])["confinement"]["changed"] == []
