@@ -18,7 +18,9 @@ SIZES = {
 }
 
 #: With the tiny model: on development entries, 200 steps of warm start solved 3 %, 400 solved 86 %; the loss falls between.
-PLAN = {"warm_steps": 250, "updates": 16}
+#: With SmolLM2, on development equations: 10 steps solved none of 256 rollouts, 18 solved 12 of 40. After 48 steps 93 % of
+#: the held-out ones were solved before any update, so that nothing was left to learn; that run was ended there.
+PLANS = {"tiny": {"warm_steps": 250, "updates": 16}, "smollm2": {"warm_steps": 18}}
 
 SETS = {
     "legs": Setting(
@@ -30,7 +32,7 @@ SETS = {
         agent="public.episodes:run_legs",
         policy=ARITHMETIC,
         make_world=LegsWorld,
-        plan=PLAN,
+        plans=PLANS,
         sizes=SIZES,
     ),
     "equations": Setting(
@@ -42,7 +44,7 @@ SETS = {
         agent="public.episodes:run_equations",
         policy=ARITHMETIC,
         make_world=EquationsWorld,
-        plan=PLAN,
+        plans=PLANS,
         sizes=SIZES,
     ),
     "paths": Setting(
@@ -54,7 +56,7 @@ SETS = {
         agent="public.episodes:run_paths",
         policy=HERE.parent / "public" / "policy.yaml",
         make_world=PathsWorld,
-        plan=PLAN,
+        plans=PLANS,
         sizes=SIZES,
     ),
 }

@@ -19,7 +19,7 @@ SETTINGS = {
         policy=sql.POLICY,
         make_world=sql.make_world,
         # Its gain is the smallest of the three, so it is measured on more tasks.
-        plan={"warm_steps": 600, "updates": 18, "fixed_tasks": 64, "held_out_tasks": 256},
+        plans={"tiny": {"warm_steps": 600, "updates": 18, "fixed_tasks": 64, "held_out_tasks": 256}},
     ),
     "retrieval": Setting(
         name="retrieval",
@@ -30,7 +30,7 @@ SETTINGS = {
         agent="settings.retrieval.episodes:run_agent",
         policy=retrieval.POLICY,
         make_world=retrieval.make_world,
-        plan={"warm_steps": 600, "updates": 14},
+        plans={"tiny": {"warm_steps": 600, "updates": 14}},
     ),
     "maths": Setting(
         name="maths",
@@ -41,6 +41,6 @@ SETTINGS = {
         agent="settings.maths.episodes:run_agent",
         policy=maths.POLICY,
         make_world=maths.make_world,
-        plan={"warm_steps": 800, "updates": 20},
+        plans={"tiny": {"warm_steps": 800, "updates": 20}},
     ),
 }

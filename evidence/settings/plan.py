@@ -97,9 +97,7 @@ def plan_for(
     """The plan of a setting for ``tiny`` or ``smollm2``. ``quick`` shows that everything works, not that anything is learnt;
     ``judged`` and ``updates`` stand in place of the plan's.
     """
-    plan = replace(PLANS[model], **dict(setting.sizes))
-    if model == "tiny":
-        plan = replace(plan, **dict(setting.plan))
+    plan = replace(PLANS[model], **{**setting.sizes, **setting.plans.get(model, {})})
     if quick:
         warm = {"warm_steps": 30, "warm_batch": 16} if model == "tiny" else {"warm_steps": 1, "warm_batch": 2}
         sizes = {"tasks": 2, "group": 4, "fixed_tasks": 2, "fixed_group": 2, "held_out_tasks": 3, "held_out_group": 2}

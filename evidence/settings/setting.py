@@ -49,7 +49,7 @@ class World(Protocol):
 class Setting:
     """One of the documents' settings. ``agent`` names the function that runs it; ``score`` says what the task reward is.
 
-    ``plan`` is what of a plan is its own with the tiny model, ``sizes`` with every model.
+    ``plans`` is by model what of a plan is its own, ``sizes`` what is its own with every model.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Setting:
     policy: Path
     make_world: Callable[[Path, int, Mapping[str, Any]], World]
     frozen: tuple[str, ...] = ()
-    plan: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    plans: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     sizes: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
