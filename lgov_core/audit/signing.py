@@ -340,7 +340,9 @@ class Heads:
         self.lost = 0
         #: A file that was there is not made anew: its disk may be gone.
         self._creates = 0 if anchor.exists() else os.O_CREAT
-        self._owed: list[str] = []
+        #: Heads of the record may be missing in the anchor, until one has been written there.
+        self._may_lack = True
+        self._owes = False
 
     def write(
         self, connection: sqlite3.Connection, facts: Mapping[str, str], covered: Covered, *, opening: bool = False
@@ -353,7 +355,7 @@ class Heads:
         and those that heads without ``seals`` cover, have none.
 
         Raises `AuditError`, `sqlite3.Error`, or what the signer raises; then no head was written, or it is in the
-        record and not in the anchor yet: the next call writes it there.
+        record and not in the anchor yet: the next call writes it there, also that of another writer.
         """
         # The second place is synced: the record must not come back from a power cut with less than was said there.
         connection.execute("PRAGMA synchronous=FULL")
@@ -366,11 +368,24 @@ class Heads:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             connection.execute("PRAGMA synchronous=NORMAL")
-        if head is not None:
-            self._owed.append(json.dumps({"number": head[0], "body": head[1], "signature": head[2].hex()}) + "\n")
-        while self._owed:
-            self._append(self._owed[0])
-            del self._owed[0]
+        if head is not None or self._owes:
+            may_lack, self._may_lack, self._owes = self._may_lack, True, True
+            for number, body, signature in [head] if head and not may_lack else self._lacking(connection):
+                self._append(json.dumps({"number": number, "body": body, "signature": signature.hex()}) + "\n")
+            self._may_lack = self._owes = False
+
+    def _lacking(self, connection: sqlite3.Connection) -> list[tuple[int, str, bytes]]:
+        """The heads of the record here, in order, that are not in the anchor: its place failed when they were written.
+
+        None from before the record was moved here: they would be the newest of a place that has another record now.
+        """
+        rows = connection.execute("SELECT number, body, signature FROM heads ORDER BY number").fetchall()
+        here = [row for row in rows if json.loads(row[1]).get("file") in (None, self.location)]
+        with suppress(FileNotFoundError):
+            lines = map(KeptHead.of_line, self.anchor.read_bytes().splitlines())
+            kept = {(head.body, head.signature) for head in lines if head is not None}
+            return [row for row in here if row[1:] not in kept]
+        return here
 
     def _next(
         self, connection: sqlite3.Connection, facts: Mapping[str, str], covered: Covered, *, opening: bool

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lgov_core.errors import InstrumentationError, LgovError, counted
 from lgov_core.governance import Governance, make_folder
 from lgov_core.process.children import VARIABLE
-from lgov_core.process.governed import policy_in, say, write_error
+from lgov_core.process.governed import CANNOT_GOVERN, policy_in, say, write_error
 from lgov_core.process.invocation import is_interpreter, parse_command
 from lgov_core.process.run import RunOptions, changed_lines, refuse_run, run_program
 from lgov_core.types import new_id
@@ -171,14 +171,19 @@ def _run_outside(
         models = {server: count for server, count in attempts.allowed.items() if server in reach.models()}
         fields |= {"changed": changed_lines(watch, options.governance), "models": models}
         _report(placed.layers, attempts, denials, fields, status, options)
+        if not _close(log) and status == 0:
+            say(f"status {CANNOT_GOVERN} for that")
+            status = CANNOT_GOVERN
     return status
 
 
-def _close(log: Any) -> None:
+def _close(log: Any) -> bool:
     try:
         log.close()
     except LgovError as error:
         say(str(error))
+        return False
+    return True
 
 
 def _summary(layers: Layers) -> str:

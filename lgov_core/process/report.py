@@ -66,7 +66,7 @@ class ClosingReport:
     that were under policy, also if another child started them, of which ``running_children`` have not ended;
     ``ungoverned_children`` are the Python programs that were not, ``other_children`` those that are not Python, both by name;
     ``children_refused``: the status is not 0 for the ungoverned ones.
-    ``record_lost``: the status is not 0, since the record is gone or was changed.
+    ``record_lost``: the status is not 0, since the record is gone or was changed, or its last entries are not signed.
     ``store`` is the trace store as it may be printed, or None, and ``rollout_id`` the rollout that the run is there, in which
     there were so many ``conversations``.
     ``unevaluated`` counts by host the requests to model servers that no rule saw; with ``unevaluated_refused`` they were
@@ -145,7 +145,7 @@ class ClosingReport:
             lines.append(f"runs the folder's code, as the policy permits: {', '.join(self.runs_code)}")
         lines += self._child_lines()
         lines += self.problems
-        lost = ", which does not hold what was decided; status 78 for that" * self.record_lost
+        lost = ", which does not hold what was decided, or cannot prove it; status 78 for that" * self.record_lost
         lines.append(f"audit record: {self.audit}{lost}")
         if self.store is not None:
             lines.append(f"trace store: {self.store}, rollout {self.rollout_id}")

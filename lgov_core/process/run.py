@@ -272,18 +272,20 @@ class GovernedRun:
             about = {"rollout_id": self.scope.rollout_id, **{name: dict(count) for name, count in counts.items()}}
             audit.append("ungoverned", about, arguments=None, content={})
 
-    def _record_is_lost(self) -> bool:
-        """True where decisions could not be recorded, and the record still takes none: it is gone, or not what was written."""
+    def _record_is_lost(self) -> list[str]:
+        """Closes the record; says why it does not hold what was decided, or cannot prove it, as its end is not signed."""
         from lgov_core.audit import AuditLog
 
         audit = self.process.opened.audit
-        if not self.process.governor.failures["audit"] or not isinstance(audit, AuditLog):
-            return False
+        if not isinstance(audit, AuditLog):
+            return []
         try:
-            audit.ping()
-        except LgovError:
-            return True
-        return False
+            if self.process.governor.failures["audit"]:
+                audit.ping()
+            audit.close()
+        except LgovError as error:
+            return [str(error)]
+        return []
 
     def _close(self) -> bool:
         """Closes everything and writes the report; returns True if the status is not 0 for the children or the record."""
@@ -298,8 +300,8 @@ class GovernedRun:
         unevaluated = self.requests.unevaluated + children.unevaluated
         self._record_ungoverned(programs=ungoverned, others=children.others, requests=unevaluated)
         refused = bool(ungoverned) and not options.ungoverned_children_are_accepted
-        record_lost = self._record_is_lost()
-        if (record_lost or refused) and self.status == 0:
+        lost = self._record_is_lost()
+        if (lost or refused) and self.status == 0:
             self.status = CANNOT_GOVERN
         self._store_connections()
         self._end_attempt(self.status)
@@ -327,7 +329,7 @@ class GovernedRun:
             children_refused=refused,
             failures=dict(process.governor.failures),
             audit=str(options.governance.audit),
-            record_lost=record_lost,
+            record_lost=bool(lost),
             rollout_id=self.scope.rollout_id,
             conversations=sum(rollout == self.scope.rollout_id for rollout, _ in sessions),
             store=(store := options.governance.store) and without_password(store),
@@ -336,14 +338,14 @@ class GovernedRun:
             unevaluated=dict(unevaluated),
             unevaluated_refused=options.deny_unevaluated,
             left_out=left_out,
-            problems=[*unknown, *children.problems, *process.close(), *self.end_watch()],
+            problems=[*unknown, *children.problems, *dict.fromkeys([*lost, *process.close()]), *self.end_watch()],
         )
         if options.as_json:
             write_error(json.dumps({"report": report.as_json()}))
         else:
             for line in report.lines():
                 say(line)
-        return refused or record_lost
+        return refused or bool(lost)
 
 
 def changed_lines(watch: RunWatch, governance: Governance) -> list[str]:

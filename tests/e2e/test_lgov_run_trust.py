@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from lgov_core.audit import make_key
+from lgov_core.audit import make_key, verify
 from lgov_core.commands import cli
 from lgov_core.errors import InstrumentationError
 from lgov_core.governance import Governance
@@ -391,10 +391,39 @@ def test_a_run_whose_record_is_gone_says_so_and_does_not_end_well(
     done = run(folder, "import shutil; shutil.rmtree('.lgov'); print('ran')")
     assert (done.returncode, done.stdout) == (78, "ran\n")
     assert ".lgov/audit.db is gone" in done.stderr
-    assert "audit record: .lgov/audit.db, which does not hold what was decided; status 78 for that" in done.stderr
+    assert "audit record: .lgov/audit.db, which does not hold what was decided" in done.stderr
+    assert "status 78 for that" in done.stderr
     assert "what was decided is on record" not in done.stderr
     failed = run(folder, "import shutil; shutil.rmtree('.lgov'); raise SystemExit(3)")
     assert (failed.returncode, ".lgov/audit.db is gone" in failed.stderr) == (3, True), "the program's own status stays"
+
+
+@pytest.mark.parametrize("place", ["removed", "a file"])
+def test_a_run_whose_end_is_not_kept_at_the_second_place_does_not_end_well_and_the_next_one_brings_it_there(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, place: str
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    make_key(elsewhere / "audit.key")
+    heads = elsewhere / "disk" / "heads.jsonl"
+    heads.parent.mkdir()
+    (folder / "lgov.toml").write_text(f'audit_key = "{elsewhere}/audit.key"\nheads = "{heads}"\n')
+    assert run(folder, "print('ran')").returncode == 0
+    away = f"import os; os.rename('{heads.parent}', '{elsewhere}/away')"
+    away += f"; open('{heads.parent}', 'w').close()" if place == "a file" else ""
+    done = run(folder, f"{away}; print('ran')")
+    assert (done.returncode, done.stdout) == (78, "ran\n"), done.stderr
+    assert "not signed, or not at the second place" in done.stderr
+    assert "status 78 for that" in done.stderr
+    heads.parent.unlink(missing_ok=True)  # as one repairs it
+    (elsewhere / "away").rename(heads.parent)
+    record = folder / ".lgov" / "audit.db"
+    before = verify(record, head=heads)
+    assert (before.ok, before.heads - (before.anchored or 0) > 0) == (True, True), before
+    assert run(folder, "print('ran')").returncode == 0
+    healed = verify(record, head=heads, require_signed=True)
+    assert (healed.ok, healed.anchored) == (True, healed.heads), healed.problem
+    numbers = [json.loads(line)["number"] for line in heads.read_text().splitlines()]
+    assert numbers == sorted(set(numbers))
 
 
 def test_a_start_that_cannot_be_put_on_record_says_why_and_what_next(folder: Path, tmp_path_factory: Any) -> None:
