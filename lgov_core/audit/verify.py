@@ -101,7 +101,9 @@ class VerifyReport:
     unchanged since is signed, and not who wrote them. ``key`` is the public key (hex) of the heads; ``key_trusted`` says
     that it was compared with one that was given, without which anybody's key will do. ``anchored`` counts the heads that
     were found at the second place, where ``ok`` means that the record still holds every head that is there: nothing was
-    cut off before the last of them, but for what ``losses`` say. ``others`` counts the other records that have heads there.
+    cut off before the last of them, but for what ``losses`` say. ``others`` are the other records that have heads there, that
+    with the newest head last, each with its ``file`` as it is seen from there, and how many ``entries`` its last head covers.
+    ``placed`` says that heads there name the place of this file: ``ok`` then means that no other record is the newest there.
     ``usage`` says that nothing was checked, since the key or the file of heads that was given is none.
 
     ``record`` is its id and ``sha256`` the digest (hex) over the hashes of its entries, or of as many as were asked for.
@@ -123,7 +125,8 @@ class VerifyReport:
     key_trusted: bool = False
     anchored: int | None = None
     first_bad_id: str | None = None
-    others: int = 0
+    others: tuple[dict[str, Any], ...] = ()
+    placed: bool = False
     usage: bool = False
     record: str | None = None
     sha256: str | None = None
@@ -169,7 +172,7 @@ def verify(
         return VerifyReport(False, 0, problem=f"there is no file {name}")
     try:
         trusted = None if key is None else public_key(key)
-        anchor = None if head is None else _Anchor(os.fspath(head))
+        anchor = None if head is None else _Anchor(os.fspath(head), name)
         with closing(_opened(name, address)) as connection:
             try:
                 return _Check(connection, trusted, anchor, require_signed, entries).report()
@@ -487,6 +490,18 @@ class _Check:
         self.gaps.append((before, number))
         return number
 
+    def after_place(self, anchor: _Anchor) -> None:
+        """Looks whether the record whose head is the newest of those that name this place lies in it, or was before it."""
+        newest = next(
+            (fields["record"] for fields, head in reversed(anchor.of_place) if _is_signed(fields, *head)), None
+        )
+        before = [loss["record"] for loss in self.found.losses] + [(self.found.continues or {}).get("record")]
+        if newest is not None and newest not in [self.found.record, *before]:
+            raise _Broken(
+                f"it is not the record of this place: the newest head that was kept for it is of the record {newest}, over"
+                f" {anchor.records[str(newest)]['entries']} entries; verify an archive where it was archived"
+            )
+
     def after_heads(self) -> None:
         if self.anchor is not None:
             last = max(self.kept, default=0)
@@ -505,7 +520,9 @@ class _Check:
             for where, cut in self.anchor.cut:  # by a kill or a full disk: the beginning of a head, and nothing else
                 if not any(line.startswith(cut) for line in self.lines):
                     raise _Broken(f"{where}: not a head")
-            self.found = replace(self.found, anchored=len(present), others=len(self.anchor.heads) - bool(self.kept))
+            others = tuple(each for each in self.anchor.records.values() if each["record"] != self.found.record)
+            self.found = replace(self.found, anchored=len(present), others=others, placed=bool(self.anchor.of_place))
+            self.after_place(self.anchor)
         if self.trusted is not None and not self.found.heads:
             raise _Broken("nothing in it is signed with the key that was given", 1 if self.found.entries else None)
         if self.require_signed and self.found.before_key:
@@ -554,9 +571,10 @@ def verify_archived(
             problem = f"its first {count} entries are not those that the record after it continues"
             older = replace(older, ok=False, problem=problem)
         reports.append((older_path, older))
-    kept = sum(bool(report.anchored) for _, report in reports)
+    chain = {report.record for _, report in reports}
     return [
-        (name, replace(report, others=max(0, report.others - kept + bool(report.anchored)))) for name, report in reports
+        (name, replace(report, others=tuple(each for each in report.others if each["record"] not in chain)))
+        for name, report in reports
     ]
 
 
@@ -609,9 +627,16 @@ def _fields(body: object) -> dict[str, Any] | None:
 
 
 class _Anchor:
-    """A file of heads, by record and number; where two of one number differ, by record; and the lines that are none."""
+    """A file of heads, by record and number; where two of one number differ, by record; and the lines that are none.
 
-    def __init__(self, path: str) -> None:
+    ``records`` say what the last head of each says, the newest one last; ``of_place`` are the heads that name the place of the
+    file ``record``.
+    """
+
+    def __init__(self, path: str, record: str) -> None:
+        self.records: dict[str, dict[str, Any]] = {}
+        self.of_place: list[tuple[dict[str, Any], tuple[str, str]]] = []
+        location, beside = os.path.realpath(record), os.path.realpath(os.path.dirname(os.path.abspath(path)))
         self.heads: dict[str, dict[int, tuple[str, str]]] = {}
         self.conflicts: dict[str, str] = {}
         self.cut: list[tuple[str, str]] = []
@@ -626,12 +651,23 @@ class _Anchor:
             try:
                 fields = json.loads(line)
                 number, head = int(fields["number"]), (str(fields["body"]), str(fields["signature"]))
-                record = str(json.loads(head[0])["record"])
+                body = json.loads(head[0])
+                record, file = str(body["record"]), body.get("file")
             except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 self.cut.append((f"{path}:{line_number}", line))
                 continue
+            about = {**self.records.pop(record, {"file": None}), "record": record, "entries": body.get("last")}
+            self.records[record] = about | ({"file": file} if file else {})
+            if isinstance(file, str) and os.path.normpath(os.path.join(beside, file)) == location:
+                self.of_place.append((body, head))
             if self.heads.setdefault(record, {}).setdefault(number, head) != head:
                 self.conflicts.setdefault(record, f"{path}:{line_number}: there are two different heads {number}")
+
+
+def _is_signed(fields: dict[str, Any], body: str, signature: str) -> bool:
+    """Returns whether the key that a head names signed it."""
+    key = _hex(fields.get("key"), 32)
+    return key is not None and Ed25519PublicKey(key).verify(_HEAD_DOMAIN + body.encode(), _hex(signature, 64) or b"")
 
 
 def public_key(key: str | os.PathLike[str] | bytes) -> bytes:
@@ -849,8 +885,14 @@ def in_words(report: VerifyReport | ReportSignature) -> str:
             f"heads kept elsewhere: {report.anchored} of {report.heads}, and none of them is missing in the record"
         )
         if report.others:
-            others = _counted(report.others, "other record", "other records")
-            lines.append(f"heads of {others} are kept there too: check that none of these is missing")
+            others = _counted(len(report.others), "other record", "other records")
+            lines.append(f"heads of {others} are kept there too, the newest last: check that none of these is missing")
+            lines += [
+                f"  {each['file'] or 'a place that they do not name'}: record {each['record']}, {each['entries']} entries"
+                for each in report.others
+            ]
+            if not report.placed:
+                lines.append("none of the heads names this place: they do not say whether a later record belongs here")
     return "\n".join(map(_printable, lines))
 
 

@@ -246,3 +246,61 @@ def test_two_heads_of_one_number_break_the_record_that_they_are_of(
         file.write(json.dumps({**first, "signature": "00"}) + "\n")
     assert "two different heads 1" in (verify(path, head=heads).problem or "")
     assert verify(other, head=heads).ok
+
+
+# ---------------------------------------------------------------------- which record belongs in a place
+
+
+def test_an_archive_in_the_place_of_the_record_is_not_taken_for_it(
+    tmp_path: Path, path: Path, key: SigningKey, heads: Path
+) -> None:
+    archive = rotate(path, tmp_path / "old", signer=key, heads=heads)
+    assert archive is not None
+    write(path, key, heads)
+    other = tmp_path / "kept" / "other.db"
+    write(other, key, heads)
+    current = verify(path).record
+    for place in (path, archive, other):
+        assert verify(place, key=key.public, head=heads, require_signed=True).ok, place
+    assert all(report.ok for _, report in verify_archived(path, tmp_path / "old", key=key.public, head=heads))
+    said = in_words(verify(archive, head=heads))
+    assert f"  ../kept/audit.db: record {current}, 2 entries" in said
+    assert said.splitlines().index(f"  ../kept/audit.db: record {current}, 2 entries") < len(said.splitlines()) - 2
+    assert "none of the heads names this place" in said
+    shutil.copy(archive, path)
+    (_, report), *_ = verify_archived(path, tmp_path / "old", key=key.public, head=heads, require_signed=True)
+    assert (report.ok, f"is of the record {current}, over 2 entries" in (report.problem or "")) == (False, True), report
+
+
+def test_a_rotation_and_a_loss_that_was_accepted_leave_the_record_in_its_place(
+    tmp_path: Path, path: Path, key: SigningKey, heads: Path
+) -> None:
+    rotate(path, tmp_path / "old", signer=key, heads=heads)
+    assert verify(path, head=heads).ok, "no head of the new record names the place yet"
+    path.unlink()
+    rotate(path, tmp_path / "old", signer=key, heads=heads, accept_loss=True)
+    assert verify(path, head=heads).ok
+    write(path, key, heads)
+    assert verify(path, key=key.public, head=heads, require_signed=True).ok
+
+
+def test_where_an_auditor_has_copies_no_place_is_claimed(
+    tmp_path: Path, path: Path, key: SigningKey, heads: Path
+) -> None:
+    archive = rotate(path, tmp_path / "old", signer=key, heads=heads)
+    write(path, key, heads)
+    desk = tmp_path / "desk" / "2026"
+    desk.mkdir(parents=True)
+    shutil.copy(str(archive), desk / "audit.db")
+    shutil.copy(heads, desk / "heads.jsonl")
+    report = verify(desk / "audit.db", head=desk / "heads.jsonl")
+    assert (report.ok, report.placed) == (True, False), report.problem
+    assert "do not say whether a later record belongs here" in in_words(report)
+
+
+def test_what_nobody_signed_says_nothing_of_a_place(path: Path, key: SigningKey, heads: Path) -> None:
+    last = json.loads(heads.read_text().splitlines()[-1])
+    body = last["body"].replace(verify(path).record or "-", "f" * 32)
+    with heads.open("a") as file:
+        file.write(json.dumps({**last, "body": body}) + "\n")
+    assert verify(path, key=key.public, head=heads).ok
