@@ -12,7 +12,6 @@ import binascii
 import contextvars
 import hashlib
 import hmac
-import logging
 import math
 import os
 import re
@@ -27,14 +26,13 @@ from typing import Any
 from urllib.parse import unquote
 
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from lgov_core._util.files import open_to_others
-from lgov_core.errors import EndpointError, LgovError
-from lgov_core.gateway.limits import Admission, BodyBudget, Busy, LimitedRequest, Limits, Metrics
-from lgov_core.gateway.operation import IN_THE_LOG, log_request
+from lgov_core.errors import EndpointError
+from lgov_core.gateway.door import requester
+from lgov_core.gateway.limits import Busy
 from lgov_core.gateway.protocol import Attribution
 from lgov_core.scope import RolloutScope
 
@@ -179,6 +177,20 @@ class KeyRing:
             what = "no key was given" if not key else "the key is not one of this endpoint's"
             raise EndpointError(what, status=401, hint="send a key issued for the rollout as the API key")
         return KeyGrant()
+
+    def owner(self, key: str | None) -> str | None:
+        """Whose key it is, or was before it expired or was revoked, for the log; None for one that is not known.
+
+        That is its rollout; admin keys have no names, so it is the beginning of their SHA-256.
+        """
+        if key is None:
+            return None
+        if key.startswith(_PREFIX):
+            with suppress(EndpointError):
+                return self._read_scoped(key).rollout_id
+        elif self._is_admin(key):
+            return f"admin {hashlib.sha256(key.encode()).hexdigest()[:12]}"
+        return None
 
     @property
     def pings(self) -> dict[str, Callable[[], object]]:
@@ -385,8 +397,15 @@ def attribute(headers: Headers, path: Mapping[str, str], grant: KeyGrant, *, all
         )
     understood = tuple((name, ",".join(values)) for name in _UNDERSTOOD if (values := headers.getlist(name)))
     who = Attribution(rollout_id, None if attempt is None else int(attempt), agent, understood)
-    _CALLER.set(who)
+    speak_for(who)
     return who
+
+
+def speak_for(who: Attribution) -> None:
+    """Makes ``who`` the caller of what this task does."""
+    _CALLER.set(who)
+    if (sender := requester()) is not None:
+        sender.rollout = who.rollout_id
 
 
 def _only(headers: Headers, name: str) -> str | None:
@@ -413,9 +432,6 @@ def _agree(what: str, in_path: str | None, in_header: str | None, in_key: str | 
     return in_key if claimed is None else claimed
 
 
-_LOG = logging.getLogger("lgov.gateway")
-
-
 class Access(StrEnum):
     """Who may use a route.
 
@@ -429,77 +445,26 @@ class Access(StrEnum):
 
 
 class RuledRoute(Route):
-    """A route with its access rule. ``is_call``: it asks a model, so it is admitted (`Admission`) and can be paused."""
+    """A route with its access rule.
+
+    ``is_call``: it asks a model, so it is admitted (`Admission`) and can be paused. ``is_probe``: something asks it all the
+    time, so the log leaves out that it was answered.
+    """
 
     def __init__(
-        self, path: str, endpoint: Callable[..., Any], *, methods: Sequence[str], access: Access, is_call: bool = False
+        self,
+        path: str,
+        endpoint: Callable[..., Any],
+        *,
+        methods: Sequence[str],
+        access: Access,
+        is_call: bool = False,
+        is_probe: bool = False,
     ) -> None:
         super().__init__(path, endpoint, methods=methods)
         self.access = access
         self.is_call = is_call
-
-
-class Guard:
-    """Wraps every route: checks keys and limits, admits calls, counts requests. For one event loop."""
-
-    def __init__(self, keys: KeyRing, limits: Limits, admission: Admission, metrics: Metrics) -> None:
-        self._keys = keys
-        self._limits = limits
-        self._admission = admission
-        self._metrics = metrics
-        self.bodies = BodyBudget(limits)
-
-    def before(self, route: RuledRoute) -> RuledRoute:
-        """The route, with this guard before it."""
-        app = route.app
-
-        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-            await self._serve(route, app, scope, receive, send)
-
-        route.app = guarded
-        return route
-
-    def _grant(self, scope: Scope, access: Access) -> KeyGrant:
-        """Returns the request's rights. Raises `EndpointError`: 401 for a bad key, 403 for one not meant for the route."""
-        grant = self._keys.check(bearer_key(Headers(scope=scope)))
-        if access is Access.ADMIN and not grant.admin and not grant.anonymous:
-            raise EndpointError("the key of a rollout may not do this", status=403, hint="it takes an admin key")
-        named = scope["path_params"].get("rollout_id")
-        if named is not None and grant.rollout_id not in (None, named):
-            raise EndpointError(f"the key is for rollout {grant.rollout_id!r}, not for {named!r}", status=403)
-        if grant.attempt is not None:
-            _CALLER.set(Attribution(grant.rollout_id, grant.attempt))
-        return grant
-
-    async def _serve(self, route: RuledRoute, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        began = time.perf_counter()
-        limited = LimitedRequest(self._limits, self.bodies, receive, send)
-        self._metrics.began(route.path)
-        try:
-            scope["lgov.request"] = limited
-            if route.access is not Access.OPEN:
-                scope["lgov.grant"] = self._grant(scope, route.access)
-            if route.is_call:
-                await self._admission.enter()
-            try:
-                await app(scope, limited.receive, limited.send)
-            finally:
-                if route.is_call:
-                    self._admission.leave()
-        except Exception as error:
-            status = error.status if isinstance(error, EndpointError) else 500
-            limited.status = limited.status or status  # what the error handler is about to send
-            if isinstance(error, LgovError | HTTPException | OSError) or limited.first_at is not None:
-                raise
-            _LOG.error("%s failed", route.path, exc_info=error)
-            raise EndpointError(f"the endpoint failed: {type(error).__name__}", status=500, hint=IN_THE_LOG) from error
-        finally:
-            limited.release()
-            took = time.perf_counter() - began
-            first = None if limited.first_at is None else limited.first_at - began
-            self._metrics.ended(route.path, limited.status, took, first)
-            if _LOG.isEnabledFor(logging.INFO):
-                log_request(route.path, limited.status, (took, first), caller())
+        self.is_probe = is_probe
 
 
 def grant_of(scope: Scope) -> KeyGrant:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -155,7 +156,7 @@ class ApiRoutes:
             )
         try:
             completion = await engine.chat(request)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             await self._report(error, judged, engine)
             raise
         completion, reply, _ = writer.settle(completion)
@@ -192,7 +193,7 @@ class ApiRoutes:
             async with aclosing(stream):
                 async for piece in stream:
                     yield piece
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             await self._report(error, judged, call.engine)
             raise
 
@@ -200,11 +201,11 @@ class ApiRoutes:
         passes_text = self._gate is not None and call.exchange.request.n == 1 and not self._gate.reads_replies()
         return StreamJudging(partial(self._release, call, judged), passes_text)
 
-    async def _report(self, error: Exception, judged: GateRequest | None, engine: Engine) -> None:
+    async def _report(self, error: BaseException, judged: GateRequest | None, engine: Engine) -> None:
         """Reports an error of the engine to the gate; raises one that is not lgov's as one of lgov's."""
         if self._gate is not None and judged is not None:
             await self._gate.failed(judged, error)
-        if not isinstance(error, LgovError):
+        if isinstance(error, Exception) and not isinstance(error, LgovError):
             raise as_lgov_error(error, engine.name) from error
 
     def _exchange(self, api: Api, who: Attribution, body: Mapping[str, Any], engine: Engine) -> Exchange:
@@ -339,7 +340,7 @@ class ApiRoutes:
                 raise EndpointError(f"a policy changed the call, which {route} cannot carry", status=403)
             try:
                 reply = await ask()
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
                 await self._report(error, judged, engine)
                 raise
             await self._gate.release(judged, [GateReply(new_id("emb"), "", (), "stop", used(reply), 0)])

@@ -9,7 +9,7 @@ import asyncio
 import importlib
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,12 +21,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+import lgov_core
 from lgov_core.errors import EndpointError, LgovError, ScopeError, TraceError
 from lgov_core.gateway.access import (
     ATTEMPT_HEADER,
     ROLLOUT_HEADER,
     Access,
-    Guard,
     KeyGrant,
     KeyRing,
     RuledRoute,
@@ -36,6 +36,7 @@ from lgov_core.gateway.access import (
 from lgov_core.gateway.api_routes import ApiRoutes
 from lgov_core.gateway.capture import Capture, Counters
 from lgov_core.gateway.door import Door
+from lgov_core.gateway.guard import Guard
 from lgov_core.gateway.limits import (
     CONTENT_TYPE,
     ROLLOUT_PREFIX,
@@ -229,8 +230,15 @@ class AdminRoutes:
     """The handlers, for one event loop. All take an admin key, except ``/healthz`` and ``/readyz``, which show no names."""
 
     def __init__(
-        self, admission: Admission, metrics: Metrics, keys: KeyRing, counters: Counters, ready: Readiness
+        self,
+        admission: Admission,
+        metrics: Metrics,
+        keys: KeyRing,
+        counters: Counters,
+        ready: Readiness,
+        about: Mapping[str, str],
     ) -> None:
+        self._about = about
         self._ready = ready
         self._admission = admission
         self._metrics = metrics
@@ -243,14 +251,16 @@ class AdminRoutes:
         return [
             *(RuledRoute(f"/admin/{name}", posts[name], methods=["POST"], access=Access.ADMIN) for name in posts),
             RuledRoute("/admin/state", self.state, methods=["GET"], access=Access.ADMIN),
-            RuledRoute("/metrics", self.metrics, methods=["GET"], access=Access.ADMIN),
-            RuledRoute("/healthz", self.health, methods=["GET"], access=Access.OPEN),
-            RuledRoute("/readyz", self.ready, methods=["GET"], access=Access.OPEN),
+            RuledRoute("/metrics", self.metrics, methods=["GET"], access=Access.ADMIN, is_probe=True),
+            RuledRoute("/healthz", self.health, methods=["GET"], access=Access.OPEN, is_probe=True),
+            RuledRoute("/readyz", self.ready, methods=["GET"], access=Access.OPEN, is_probe=True),
         ]
 
     async def state(self, request: Request) -> Response:
-        """``GET /admin/state``: calls that run and wait, whether it is paused, the version of the weights, the counters."""
-        return json_response({**asdict(self._admission.state()), "counters": self._counters.as_dict()})
+        """``GET /admin/state``: calls that run and wait, whether it is paused, the versions of the weights and of lgov, the
+        digest of the policy, the counters.
+        """
+        return json_response({**asdict(self._admission.state()), **self._about, "counters": self._counters.as_dict()})
 
     async def health(self, request: Request) -> Response:
         """``GET /healthz``: answers as long as the endpoint does; needs no key."""
@@ -312,6 +322,7 @@ class EndpointState:
     limits: Limits
     bodies: BodyBudget
     ready: Readiness
+    cut: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +367,7 @@ def create_app(
     )
     engines = [registered, *(served for served in engines if served is not registered)]
     limits = limits or Limits()
-    metrics = Metrics(admission := Admission(limits))
+    metrics = Metrics(admission := Admission(limits), about := _about(gate))
     ready = Readiness(store, engines, {**keys.pings, **getattr(gate, "pings", {})})
     capture = Capture(store, admission, ready, use := UseCounts(limits.metrics_by))
     api = ApiRoutes(
@@ -372,7 +383,7 @@ def create_app(
     routes = [
         *api.routes(),
         *traces.routes(),
-        *AdminRoutes(admission, metrics, keys, capture.counters, ready).routes(),
+        *AdminRoutes(admission, metrics, keys, capture.counters, ready, about).routes(),
         *_further_routes(EndpointParts(store, registered, api, admission, limits.max_body)),
         *more,
     ]
@@ -380,15 +391,19 @@ def create_app(
     app = Starlette(
         routes=[guard.before(route) for route in routes],
         exception_handlers=dict.fromkeys((LgovError, HTTPException, Exception), on_error),
-        lifespan=_running(engines, ready),
+        lifespan=_running(engines, ready, about),
     )
     app.add_middleware(Door, has_keys=keys.required, allowed_hosts=limits.allowed_hosts)
     sources = filter(None, [getattr(source, "readings", None) for source in (*engines, gate)])
     for source in (*sources, partial(_of_capture, capture, store), traces.readings, ready.readings, use.readings):
         metrics.add_source(source)
     app.state.counters, app.state.failures = capture.counters, capture.failures
-    app.state.endpoint = EndpointState(keys, admission, metrics, limits, guard.bodies, ready)
+    app.state.endpoint = EndpointState(keys, admission, metrics, limits, guard.bodies, ready, guard.cut)
     return app
+
+
+def _about(gate: Gate | None) -> dict[str, str]:
+    return {"version": lgov_core.__version__, "policy_digest": getattr(gate, "policy_digest", "")}
 
 
 def _further_routes(parts: EndpointParts) -> Iterator[RuledRoute]:
@@ -424,7 +439,9 @@ def _check_names(engines: Sequence[Engine]) -> None:
             owner[name] = engine.name
 
 
-def _running(engines: Sequence[Engine], ready: Readiness) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+def _running(
+    engines: Sequence[Engine], ready: Readiness, about: Mapping[str, str]
+) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None, None]:
         async with AsyncExitStack() as running:
@@ -436,7 +453,7 @@ def _running(engines: Sequence[Engine], ready: Readiness) -> Callable[[Starlette
                 app.state.startup_error = error  # raised by the server's start
                 raise
             await running.enter_async_context(ready.watching())
-            log_event(logging.INFO, "started", {})
+            log_event(logging.INFO, "started", about)
             yield
         log_event(logging.INFO, "stopped", {})
 

@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 
 from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import AttemptEnded, EndpointError, LgovError, StoreError, UpstreamError
-from lgov_core.gateway.limits import Admission
+from lgov_core.gateway.limits import Admission, cut_short
 from lgov_core.gateway.operation import IN_THE_LOG, Readiness, UseCounts, for_client, in_full, log_failure
 from lgov_core.gateway.protocol import Attribution, Engine, UpstreamRejection
 from lgov_core.governor import ObservedDecision
@@ -303,8 +303,8 @@ class StreamedReply:
     Each piece is sent when it comes; the one that completes the reply waits for the commit, and with ``judging``
     everything waits until the reply is judged, or everything from the first piece that has more than text. ``kept`` gets
     the body that the client gets, after the commit. An error before the first piece is an ordinary response
-    (``error_response``), a later one an event of the API. When the client disconnects, the engine's stream is closed and
-    what came is recorded with the finish reason ``cancelled``.
+    (``error_response``), a later one an event of the API. When the client disconnects, or the task is cancelled, the engine's
+    stream is closed and what came is recorded with the finish reason ``cancelled``.
     """
 
     def __init__(
@@ -336,9 +336,7 @@ class StreamedReply:
         try:
             last = await self._relay(queue, send)
             if last is _GONE:
-                pump.cancel()
-                await asyncio.gather(pump, return_exceptions=True)
-                await self._record_cancelled(queue)
+                await self._cancel(pump, queue)
             elif isinstance(last, Exception):
                 error = as_lgov_error(last, self._call.engine.name)
                 response = self._error_response(error)
@@ -348,6 +346,11 @@ class StreamedReply:
                     await self._send(send, failed, more=False)
                 else:
                     await response(scope, receive, send)
+        except asyncio.CancelledError:  # the server stops
+            await self._cancel(pump, queue)
+            if self._started:
+                await self._send(send, self._writer.failed(error := cut_short(), error.status), more=False)
+            raise
         finally:
             pump.cancel()
             watch.cancel()
@@ -413,7 +416,10 @@ class StreamedReply:
         await self._capture.commit(self._call, completion, body)
         return completion, body, last
 
-    async def _record_cancelled(self, queue: asyncio.Queue[_Item]) -> None:
+    async def _cancel(self, pump: asyncio.Task[None], queue: asyncio.Queue[_Item]) -> None:
+        """Ends the engine's stream, and records what came."""
+        pump.cancel()
+        await asyncio.gather(pump, return_exceptions=True)
         try:
             while not queue.empty():
                 item = queue.get_nowait()

@@ -10,14 +10,17 @@ import ipaddress
 import re
 import socket
 from collections.abc import Collection
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lgov_core.errors import EndpointError
+from lgov_core.types import new_id
 
 if TYPE_CHECKING:
     from lgov_core.gateway.access import KeyRing
@@ -29,6 +32,29 @@ _PORTS: Final = {"http": "80", "https": "443"}
 _OWN_SITES: Final = ("same-origin", "none")
 #: The types of a body that routes read: JSON, and OTLP's other form. A page can send neither without asking the server first.
 _BODIES: Final = ("application/json", "application/x-protobuf")
+
+
+#: Names a request, to its client and in the log.
+REQUEST_ID_HEADER: Final = "x-request-id"
+_REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
+
+
+@dataclass(slots=True)
+class Requester:
+    """Who sent a request: its id, the address, and as soon as they are known the key's owner and the rollout."""
+
+    request_id: str
+    peer: str | None = None
+    key_of: str | None = None
+    rollout: str | None = None
+
+
+_REQUESTER: ContextVar[Requester | None] = ContextVar("lgov_requester", default=None)
+
+
+def requester() -> Requester | None:
+    """Who sent the request that this code answers; None outside of one."""
+    return _REQUESTER.get()
 
 
 class RefusedAtDoor(EndpointError):
@@ -75,12 +101,17 @@ class Door:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
         if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            if "lgov.requester" not in scope:  # one door may stand behind another
+                scope["lgov.requester"] = sender = _sender(scope, headers)
+                _REQUESTER.set(sender)
+                send = _named(sender.request_id, send)
             try:
-                self._check(Headers(scope=scope), scope["scheme"])
+                self._check(headers, scope["scheme"])
             except RefusedAtDoor as error:
                 refusal = {**error.as_json(), "message": str(error), "type": "refused", "param": None}
-                headers = {"connection": "close"}  # its body is not read
-                await JSONResponse({"error": refusal}, error.status, headers)(scope, receive, send)
+                closing = {"connection": "close"}  # its body is not read
+                await JSONResponse({"error": refusal}, error.status, closing)(scope, receive, send)
                 return
         elif scope["type"] != "lifespan":
             raise EndpointError(f"this server has no {scope['type']} routes")
@@ -117,6 +148,24 @@ class Door:
             return name in self._names
         # Another site's name can be made to lead here; an address cannot.
         return address.is_loopback or self._has_keys or name in self._names
+
+
+def _sender(scope: Scope, headers: Headers) -> Requester:
+    """Who sent a request. Its id is the client's own, if that can be printed in a line of the log."""
+    own = headers.getlist(REQUEST_ID_HEADER)
+    request_id = own[0] if len(own) == 1 and _REQUEST_ID.fullmatch(own[0]) else new_id("req")
+    return Requester(request_id, scope["client"][0] if scope.get("client") else None)
+
+
+def _named(request_id: str, send: Send) -> Send:
+    """``send``, which tells the client the id."""
+
+    async def named(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], (REQUEST_ID_HEADER.encode(), request_id.encode())]}
+        await send(message)
+
+    return named
 
 
 def _read_origin(origin: str) -> tuple[str, str, str | None] | None:

@@ -6,6 +6,7 @@ Counts are for Prometheus. They never hold content: no ids, no texts, no keys.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +15,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.requests import Request
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Send
 
 
+_LOG = logging.getLogger("lgov.gateway")
 #: What a parsed JSON value takes in memory, in the worst case (an object of one field).
 _BYTES_OF_VALUE = 96
 #: Bodies up to this size, in bytes, are parsed in the event loop.
@@ -92,6 +94,11 @@ class Busy(EndpointError):
     def __init__(self, message: str, *, status: int, retry_after_s: float = 1.0) -> None:
         super().__init__(message, status=status, hint="send the call again later")
         self.retry_after_s = retry_after_s
+
+
+def cut_short() -> Busy:
+    """The error for the client of a request that ran when the server stopped."""
+    return Busy("the endpoint stopped before the reply was complete", status=503, retry_after_s=5)
 
 
 def retry_headers(error: Exception) -> dict[str, str]:
@@ -253,6 +260,7 @@ class Admission:
         It stays paused in either case, until `resume`.
         """
         self.paused, self._reason, self._retry_after_s = True, reason, retry_after_s
+        _LOG.info("paused", extra={"lgov_fields": {"reason": reason}})
         if self.running and drain_s > 0:
             self._idle.clear()
             with suppress(TimeoutError):
@@ -273,6 +281,7 @@ class Admission:
                 )
             self.weights_version = weights_version
         self.paused, self._reason = False, None
+        _LOG.info("resumed", extra={"lgov_fields": {"weights_version": self.weights_version}})
         self._let_in()
         return self.state()
 
@@ -354,7 +363,7 @@ Reading = tuple[str, str, str, str | None, Mapping[str, float]]
 class Metrics(Collector):
     """Counts requests and their times by route; everything else is read from its source. For one event loop."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, about: Mapping[str, str]) -> None:
         self._admission = admission
         self._sources: list[Callable[[], Iterable[Reading]]] = [self._of_admission]
         self._registry = registry = CollectorRegistry(auto_describe=False)
@@ -371,6 +380,7 @@ class Metrics(Collector):
                 ("lgov_first_byte_seconds", "Seconds to the first byte of an answer, by route."),
             )
         )
+        Info("lgov", "Version of lgov and digest of the policy, as labels.", registry=registry).info({**about})
         registry.register(self)
         #: Looking a label up takes longer than counting.
         self._of_route = cache(self._labelled)

@@ -9,16 +9,21 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sys
 import time
 import traceback
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
+from logging.handlers import WatchedFileHandler
 from typing import TYPE_CHECKING, Any, Final
 
 from lgov_core.errors import EndpointError, LgovError, SettingsError, StoreError
+from lgov_core.gateway.door import requester
 from lgov_core.gateway.limits import Busy, Reading
 from lgov_core.governor import ObservedDecision
 from lgov_core.hookspecs import hookimpl
@@ -52,8 +57,9 @@ def log_failure(error: LgovError, status: int, who: Attribution) -> None:
     if not _LOG.isEnabledFor(level):
         return
     where = getattr(error, "where", None)
-    # The message of a smaller error quotes the request, but for that of a bad key; that of a refusal what a policy says.
-    quotes = (status < 500 and (status != 401 or where is not None)) or hasattr(error, "decision_id")
+    # The message of a smaller error quotes the request, but for that about a key; that of a refusal what a policy says.
+    is_of_key = status in (401, 403) and where is None
+    quotes = (status < 500 and not is_of_key) or hasattr(error, "decision_id")
     fields = {
         **_of_caller(who),
         "status": status,
@@ -88,7 +94,7 @@ def _of_caller(who: Attribution) -> dict[str, Any]:
 
 
 def log_request(route: str | None, status: int, times: tuple[float, float | None], who: Attribution) -> None:
-    """Logs a request that was answered: the seconds to its end and to the first byte. Status 0: its client had left."""
+    """Logs a request that was answered: the seconds to its end and to the first byte. Status 0: it got no answer."""
     took, first = (None if seconds is None else round(seconds * 1000, 1) for seconds in times)
     fields = {"route": route, "status": status, "ms": took, "first_byte_ms": first, **_of_caller(who)}
     log_event(logging.INFO, "request", fields)
@@ -150,13 +156,11 @@ def logging_by(settings: Settings) -> Generator[None]:
 
     The log goes to standard error, or to the end of ``log_file``, which is opened again when it was moved away (logrotate).
     """
-    from logging.handlers import WatchedFileHandler
-
     if settings.log_file is None:
-        handler: logging.Handler = logging.StreamHandler(sys.stderr)
+        handler: logging.Handler = _LogStream(sys.stderr)
     else:
         try:
-            handler = WatchedFileHandler(settings.log_file, encoding="utf-8")
+            handler = _LogFile(settings.log_file, encoding="utf-8")
         except OSError as error:
             raise SettingsError(f"the log {settings.log_file} cannot be written: {error.strerror}") from error
     handler.setFormatter(_Lines(as_json=settings.log_json, content=settings.log_content))
@@ -171,7 +175,43 @@ def logging_by(settings: Settings) -> Generator[None]:
         logger.removeHandler(handler)
         logger.setLevel(before[0])
         logger.propagate = before[1]
-        handler.close()
+        with suppress(OSError):
+            handler.close()
+
+
+class _SaysOnce(logging.Handler):
+    """Says on standard error, once and in a line, that the log cannot be written; the server goes on without."""
+
+    _has_said = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler.handleError`."""
+        if not self._has_said:
+            self._has_said = True
+            fields = {"error": str(sys.exc_info()[1])}
+            about = {"name": _LOG.name, "levelno": logging.ERROR, "levelname": "ERROR", "lgov_fields": fields}
+            with suppress(OSError, ValueError):
+                sys.stderr.write(
+                    self.format(logging.makeLogRecord({**about, "msg": "the log cannot be written"})) + "\n"
+                )
+
+
+class _LogStream(_SaysOnce, logging.StreamHandler[Any]):
+    pass
+
+
+class _LogFile(_SaysOnce, WatchedFileHandler):
+    """A file that only its owner may read."""
+
+    def _open(self) -> Any:
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=partial(os.open, mode=0o600))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler.emit`; also a file that cannot be opened again is an error of the log alone."""
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
 
 
 class _Lines(logging.Formatter):
@@ -188,6 +228,7 @@ class _Lines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": record.getMessage(),
+            **({} if (sender := requester()) is None else asdict(sender)),
             **getattr(record, "lgov_fields", {}),
             **(getattr(record, "lgov_content", {}) if self._content else {}),
         }

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,10 +22,12 @@ from lgov_core.gateway.operation import DenialLog
 from lgov_core.gateway.protocol import GateRefusal, GateReply, GateRequest
 from lgov_core.governor import Governor
 from lgov_core.instrumentation.conversation_memory import MessageDecisionCache, OpeningTexts, UserText
+from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_core.instrumentation.model_call import ModelCall, reply_limit
 from lgov_core.instrumentation.model_flow import CallPort, Choice, ReplyPart, judge_request_flow, settle_flow
 from lgov_core.instrumentation.tool_call import denied_outcome, refuse_arguments
 from lgov_core.scope import RolloutScope, enter_scope
+from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, Kind, Point, new_id
 from lgov_core.wire.exchange import ToolCall
 from lgov_core.wire.turns import ModelReading, read_arguments, token_usage, with_texts
@@ -78,6 +81,8 @@ class PolicyGate:
         self.pings: dict[str, Callable[[], None]] = {"policy": self._ping_policies}
         for log in owns:
             self.pings |= {"audit": log.ping, "heads": log.ping_heads}
+        #: Which policy it is: a changed file holds from the next start.
+        self.policy_digest = governor.policy_digest
         #: What the metrics say of it.
         self.readings = (denials or DenialLog()).readings
 
@@ -95,14 +100,25 @@ class PolicyGate:
     async def admit(self, request: GateRequest) -> GateRequest:
         """The call as it may be made. Raises `GateRefusal`, and `EndpointError` (413, 429) for one over a limit."""
         call, size = EndpointCall(self, request), self._turns.limits.size(request)
-        refusal = await self._judged(judge_request_flow(call, call.begin()), size, request)
+        try:
+            refusal = await self._judged(judge_request_flow(call, call.begin()), size, request)
+        except asyncio.CancelledError as error:
+            call.begin().failed(error, refused=True)
+            raise
         if refusal is not None:
             raise _refusal(refusal)
         return call.request_sent
 
     async def failed(self, request: GateRequest, error: BaseException) -> None:
-        """An admitted call brought no reply: what budgets reserved for it is given back."""
-        EndpointCall(self, request).begin().failed(error, refused=isinstance(error, LgovError))
+        """An admitted call brought no reply: what budgets reserved for it is given back, or spent where it was cut off.
+
+        The store has it as a failed call.
+        """
+        call = EndpointCall(self, request)
+        call.begin().failed(error, refused=isinstance(error, LgovError))
+        about = {semconv.REQUEST_MODEL: request.model, semconv.AGENT_NAME: request.agent, semconv.FRAMEWORK: "endpoint"}
+        with call.judging():
+            LiveSpan(self.governor, semconv.CHAT, request.model, about).end(error)
 
     def reads_replies(self) -> bool:
         """Returns whether a rule reads texts of the model."""

@@ -5,11 +5,12 @@ uvicorn's HTTP protocol gets limits on connections, URLs, headers and the time t
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 import threading
 from asyncio import AbstractEventLoop, TimerHandle, Transport
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, cast
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from lgov_core.store import TraceStore
 
 
+#: Seconds for the answers to requests that were cut.
+_ANSWERING_S: Final = 5
 #: Bytes that wait for the end of a turn of the event loop.
 _JOINED: Final = 64 * 1024
 _REFUSALS = {
@@ -223,6 +226,20 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+class _Server(uvicorn.Server):
+    """Calls ``cut`` when running requests have had ``drain_s`` seconds to end; they are answered before it stops."""
+
+    def __init__(self, config: uvicorn.Config, drain_s: float, cut: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._drain_s, self._cut = drain_s, cut
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See `uvicorn.Server.shutdown`."""
+        cutting = asyncio.get_running_loop().call_later(self._drain_s, self._cut)
+        await super().shutdown(sockets)
+        cutting.cancel()
+
+
 class EndpointServer:
     """The endpoint on a port; a context manager.
 
@@ -255,6 +272,7 @@ class EndpointServer:
             self.app = app_or_engines
         state = getattr(getattr(self.app, "state", None), "endpoint", None)
         self._limits: Limits = limits or getattr(state, "limits", None) or Limits()
+        self._cut: Callable[[], None] | None = getattr(state, "cut", None)
         ring = getattr(state, "keys", None)
         require_keys(host, ring)
         self._served = Door(self.app, has_keys=False) if state is None else self.app
@@ -347,7 +365,7 @@ class EndpointServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=self._limits.drain_s,
+            timeout_graceful_shutdown=self._limits.drain_s + (_ANSWERING_S if self._cut is not None else 0),
         )
         try:
             config.load()
@@ -356,7 +374,7 @@ class EndpointServer:
             raise EndpointError(what, status=500, hint="give the files of a PEM certificate and of its key") from error
         listener = _listen(self._host, self.port)
         self.port = listener.getsockname()[1]
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config, self._limits.drain_s, self._cut or (lambda: None))
         return self._server, listener
 
     def _raise_failure(self) -> None:

@@ -234,7 +234,7 @@ def _check_retried(bench: Bench, result: Attempt) -> None:
     assert outcomes == ["infrastructure"] * (len(outcomes) - 1) + ["succeeded"]
     (lost, *_) = bench.store.attempts([result.rollout_id])
     assert lost.error is not None
-    assert "500" in lost.error or "Connection" in lost.error
+    assert "503" in lost.error or "Connection" in lost.error
     paid = [(reward.attempt, reward.value) for reward in bench.store.rewards() if reward.dimension == "task"]
     assert paid == [(len(outcomes), 1.0)]
     data = build_transitions(bench.store, [result.rollout_id])

@@ -20,6 +20,7 @@ import openai
 import psycopg
 import pytest
 
+import lgov_core
 from lgov_core.audit import AuditLog, make_key
 from lgov_core.errors import AuditError, EndpointError
 from lgov_core.gateway.access import AdminKeyFile, KeyRing, RevokedKeys, read_secrets
@@ -31,6 +32,7 @@ from lgov_core.gateway.protocol import Attribution
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.upstream import UpstreamEngine
 from lgov_core.governance import Governance
+from lgov_core.policies.loader import load_policy_file
 from lgov_core.settings import load_settings
 from lgov_core.store import open_store
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
@@ -395,6 +397,89 @@ def test_content_is_logged_where_it_is_asked_for_and_requests_only_from_info_on(
     assert "delete_order" in str(denied["reason"])
 
 
+def test_the_log_says_who_sent_a_request_and_why_it_was_refused(tmp_path: Path) -> None:
+    texts = {"log_level": "info", "log_file": str(tmp_path / "serve.log"), "log_json": "true"}
+    keys = KeyRing(SECRET)
+    ada, late = keys.issue("ada", 1), keys.issue("ada", 1, expires_at=1)
+    admin = f"admin {hashlib.sha256(keys.admin.encode()).hexdigest()[:12]}"
+    with (
+        logging_by(load_settings(texts=texts, folder=tmp_path, environ={})),
+        ScriptedModelServer(lambda body: "Hello.") as model,
+        EndpointServer([UpstreamEngine(model.base_url)], keys=keys) as server,
+    ):
+
+        def post(path: str, key: str, body: object = BODY, request_id: str = "") -> httpx.Response:
+            named = {"x-request-id": request_id} if request_id else {}
+            return httpx.post(f"{server.url}{path}", json=body, headers={"x-api-key": key, **named})
+
+        answers = [
+            post("/v1/chat/completions", ada, request_id="mine-1"),
+            post("/rollout/bob/attempt/1/v1/chat/completions", ada, request_id="mine-2"),
+            post("/v1/chat/completions", late, request_id="two words"),
+            post("/v1/chat/completions", "wrong", request_id="x" * 129),
+            post("/admin/keys", keys.admin, {"rollout_id": "eve"}),
+            post("/admin/pause", keys.admin, {"reason": "version 7"}),
+            post("/admin/resume", keys.admin, {}),
+        ]
+        for probe in ("/healthz", "/readyz", "/metrics"):
+            assert httpx.get(f"{server.url}{probe}", headers={"x-api-key": keys.admin}).status_code == 200
+    text = (tmp_path / "serve.log").read_text()
+    assert not any(key in text for key in (ada, late, keys.admin))
+    lines = [line for line in map(json.loads, text.splitlines()) if line["event"] not in ("started", "stopped")]
+    assert {line["peer"] for line in lines} == {"127.0.0.1"}
+    # A client's own id is kept where it can be printed and is short.
+    ids = [answer.headers["x-request-id"] for answer in answers]
+    assert ids[:2] == ["mine-1", "mine-2"]
+    assert len(set(ids)) == 7
+    assert all(name.startswith("req_") for name in ids[2:])
+    of_ids = [
+        [(line["event"], line.get("key_of"), line.get("error")) for line in lines if line["request_id"] == name]
+        for name in ids
+    ]
+    assert sum(map(len, of_ids)) == len(lines), "a probe has no line"
+    not_for_bob = "the key is for rollout 'ada', not for 'bob'"
+    assert of_ids == [
+        [("request", "ada", None)],
+        [("request", "ada", None), ("request failed", "ada", not_for_bob)],
+        [("request", "ada", None), ("request failed", "ada", "the key has expired")],
+        [("request", None, None), ("request failed", None, "the key is not one of this endpoint's")],
+        [("key issued", admin, None), ("request", admin, None)],
+        [("paused", admin, None), ("request", admin, None)],
+        [("resumed", admin, None), ("request", admin, None)],
+    ]
+
+
+def test_a_replica_says_which_policy_and_version_it_runs(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path)
+    digest = load_policy_file(tmp_path / "policy.yaml").digest
+    (started,) = (line for line in lines if line["event"] == "started")
+    assert (started["version"], started["policy_digest"]) == (lgov_core.__version__, digest)
+    gate = open_gate(Governance(policy=tmp_path / "policy.yaml", audit=tmp_path / "audit.db"))
+    with (
+        ScriptedModelServer(["Hello."]) as model,
+        EndpointServer([UpstreamEngine(model.base_url)], gate=gate) as server,
+    ):
+        labels = f'{{policy_digest="{digest}",version="{lgov_core.__version__}"}}'
+        assert metric(server.url, f"lgov_info{labels}") == 1
+        state = httpx.get(f"{server.url}/admin/state").json()
+        assert (state["version"], state["policy_digest"]) == (lgov_core.__version__, digest)
+    gate.close()
+
+
+@pytest.mark.parametrize("json_lines", ["true", "false"])
+def test_a_log_that_cannot_be_written_is_one_line_on_standard_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], json_lines: str
+) -> None:
+    texts = {"log_file": "/dev/full", "log_json": json_lines}
+    with logging_by(load_settings(texts=texts, folder=tmp_path, environ={})):
+        for _ in range(3):
+            logging.getLogger("lgov.gateway").warning("upstream is down")
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "the log cannot be written" in line
+    assert "No space left on device" in line
+    assert line.startswith("{") == (json_lines == "true")
+
+
 def test_a_line_of_text_has_one_word_a_field(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with logging_by(load_settings(texts={"log_file": str(log)}, folder=tmp_path, environ={})):
@@ -409,6 +494,7 @@ def test_a_line_of_text_has_one_word_a_field(tmp_path: Path) -> None:
         .endswith('warning lgov.gateway upstream is down upstream=a:1 cause="no\\nroute"\n')
     )
     assert "again" in log.read_text(), "a file that was moved away is opened again"
+    assert log.stat().st_mode & 0o777 == 0o600
 
 
 def test_two_secrets_open_while_keys_are_rotated_and_one_key_is_revoked(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ class CostControlPolicy(BoundedPolicy):
     Before a model call the policy reserves the most that the call may use, so that calls at the same time cannot overspend
     together: a token for every ``bytes_per_token`` bytes of the prompt, and the reply's own limit or else
     ``max_output_tokens``. After the call its reported usage is spent instead, or the whole reservation where no usage is
-    reported. The reservation is given back when another policy denies the call, or when the call could not be made.
+    reported, or the call broke off. It is given back when another policy denies the call, or the call could not be made.
 
     ``prices`` maps model names or globs to ``{"input": dollars, "output": dollars}`` for a million tokens. Under
     ``max_cost_usd`` a model without a price is denied, unless ``unknown_model_price`` is given. ``tool_costs`` maps tool
@@ -275,9 +275,13 @@ class CostControlPolicy(BoundedPolicy):
                     )
             return
         if isinstance(event, ModelCallFailed):
-            # What may have run may be charged: it stays set aside, which is as good as spent.
-            if event.refused and event.action.operation_id is not None:
-                self._ledger.release(event.action.operation_id)
+            operation = event.action.operation_id
+            if operation is not None and event.refused:
+                self._ledger.release(operation)
+            elif operation is not None:  # what may have run may be charged
+                self._ledger.settle(
+                    self._key(count_key(event.action, self.per)), operation, None, now_of(self.name, self._clock)
+                )
             return
         judged = decided(event)
         if judged is None:
