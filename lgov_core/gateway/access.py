@@ -31,7 +31,7 @@ from starlette.types import Scope
 
 from lgov_core._util.files import open_to_others
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.door import requester
+from lgov_core.gateway.door import is_loopback, requester
 from lgov_core.gateway.limits import Busy
 from lgov_core.gateway.protocol import Attribution
 from lgov_core.scope import RolloutScope
@@ -224,6 +224,15 @@ class KeyRing:
             )
         except (binascii.Error, ValueError) as error:
             raise forged from error
+
+
+def require_keys(host: str, keys: KeyRing | None) -> None:
+    """Raises `EndpointError` for a server that other machines can reach and that asks for no keys."""
+    if not is_loopback(host) and (keys is None or not keys.required):
+        raise EndpointError(
+            f"{host} can be reached from other machines, and no keys are required",
+            hint="listen on 127.0.0.1, or require keys (--key-secret-file, in Python keys=KeyRing(secret))",
+        )
 
 
 class _UnusableFile(EndpointError):

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -21,9 +21,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lgov_core.errors import EndpointError
 from lgov_core.types import new_id
-
-if TYPE_CHECKING:
-    from lgov_core.gateway.access import KeyRing
 
 #: A name or an address, and a port.
 _HOST: Final = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9_.-]+?)\.?(?::(?P<port>[0-9]{1,5}))?", re.ASCII)
@@ -69,15 +66,6 @@ def is_loopback(host: str) -> bool:
         return True
     address = _address(host)
     return address is not None and address.is_loopback
-
-
-def require_keys(host: str, keys: KeyRing | None) -> None:
-    """Raises `EndpointError` for a server that other machines can reach and that asks for no keys."""
-    if not is_loopback(host) and (keys is None or not keys.required):
-        raise EndpointError(
-            f"{host} can be reached from other machines, and no keys are required",
-            hint="listen on 127.0.0.1, or require keys (--key-secret-file, in Python keys=KeyRing(secret))",
-        )
 
 
 class Door:

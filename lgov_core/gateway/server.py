@@ -23,8 +23,8 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.access import KeyRing
-from lgov_core.gateway.door import Door, require_keys
+from lgov_core.gateway.access import KeyRing, require_keys
+from lgov_core.gateway.door import Door
 from lgov_core.gateway.limits import Limits
 
 if TYPE_CHECKING:

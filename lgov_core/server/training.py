@@ -15,9 +15,8 @@ from msgspec import to_builtins
 from lgov_core._util.json_text import finite
 from lgov_core.audit import default_signer
 from lgov_core.errors import LgovError, SettingsError, TrainError, counted
-from lgov_core.gateway.access import KeyRing
+from lgov_core.gateway.access import KeyRing, require_keys
 from lgov_core.gateway.app import create_app
-from lgov_core.gateway.door import require_keys
 from lgov_core.gateway.limits import Limits
 from lgov_core.gateway.protocol import Engine
 from lgov_core.gateway.server import EndpointServer, MountedApp
