@@ -144,7 +144,7 @@ class GovernedToolCall:
         validated = self._validated
         if validated is not None and validated.problem is not None and self.governor.evaluates(Point.PRE_TOOL_CALL):
             return self.refuse(validated.problem)
-        decision = yield from self.governor.decision_flow(self.action)
+        decision = yield from self._ask()
         if validated is None:
             return decision
         did_not_fit = validated.error is not None
@@ -161,12 +161,15 @@ class GovernedToolCall:
                 return decision
             self._permitted = settled
             self._judge_as(self.action.changed(arguments=own_arguments(settled)))
-            decision = yield from self.governor.decision_flow(self.action)
+            decision = yield from self._ask()
         return self.refuse(f"{decision.policy} and the tool's schema rewrite them again and again")
 
     def refuse(self, problem: str = "") -> Decision:
         """Denies the call without asking a policy, see `refuse_arguments`; the outcome has to be recorded."""
         return refuse_arguments(self.governor, self.action, problem)
+
+    def _ask(self) -> Flow[Decision]:
+        return self.governor.decision_flow(self.action)
 
     def _judge_as(self, action: Action) -> None:
         self.action = self.covered.action = action
@@ -242,12 +245,9 @@ class GovernedToolCall:
         attributes: dict[str, JSONValue] = {semconv.TOOL_STATUS: outcome.status, semconv.TOOL_RESULT: outcome.result}
         if outcome.decision is not None and outcome.decision.decision_id is not None:
             attributes[semconv.DECISION_ID] = outcome.decision.decision_id
-        if outcome.status == "ok":
-            self.span.set(attributes)
-            self.span.end()
-        else:
-            self.span.set({**attributes, semconv.ERROR_MESSAGE: outcome.error})
-            self.span.end(outcome.error_type or outcome.status)
+        attributes[semconv.ERROR_MESSAGE] = outcome.error
+        self.span.set(attributes)
+        self.span.end(None if outcome.status == "ok" else outcome.error_type or outcome.status)
 
 
 def tool_flow(
