@@ -12,8 +12,8 @@ So what ``lgov.toml`` says about the record, its key, redaction, the store and t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -139,6 +139,12 @@ class Governance:
             with suppress(LgovError), self.open_record("", "") as log:
                 log.note("policy", what, on_record(changes, answer))
 
+    def record_answers(self, *stores: Path) -> None:
+        """Puts answers in these files of approvals on record, where there is one that can be written; else they wait for it."""
+        if self.broker is None and self.audit.is_file():
+            with suppress(LgovError), self.open_record("", "") as log:
+                record_answers(log, stores)
+
     # ------------------------------------------------------------------ opening
 
     def open(self, *, plugins: Sequence[object] = (), manager: Any = None, rewards: bool = True) -> OpenGovernance:
@@ -236,7 +242,9 @@ class Governance:
         self.refuse_untrusted()
         with in_force(self.places()):
             policies = load_policy_file(self.policy)
-        return policies, self.open_record(policies.digest, policies.mode)
+        log = self.open_record(policies.digest, policies.mode)
+        record_answers(log, stores_of([policies]))
+        return policies, log
 
     def _brokered_log(self, broker: str) -> BrokeredLog:
         from lgov_core.confine.broker import Broker, BrokeredLog
@@ -275,6 +283,8 @@ class OpenGovernance:
     def close(self) -> list[str]:
         """Closes everything; goes on when one part cannot be closed. Returns `problems`."""
         self.governor.close()
+        if self.governance.broker is None and self.audit is not None:
+            record_answers(self.audit, stores_of(self.governor.policies))
         for opened in (self.audit, self.store):
             try:
                 if opened is not None:
@@ -282,6 +292,28 @@ class OpenGovernance:
             except LgovError as error:
                 self.problems.append(str(error))
         return self.problems
+
+
+def stores_of(policies: Iterable[Any]) -> list[Path]:
+    """The files in which people answer what these policies, and those of their sets, ask."""
+    stores: list[Path] = []
+    for policy in policies:
+        if getattr(policy.judge, "by_rules", False):
+            stores += stores_of(rule.policy for rule in policy.in_force().rules)
+        elif file := getattr(getattr(policy, "requests", None), "place", ""):
+            stores.append(Path(file))
+    return list(dict.fromkeys(stores))
+
+
+def record_answers(log: Any, stores: Iterable[Path]) -> None:
+    """Puts answers in these files of approvals on a record; what cannot be read or written now waits."""
+    from lgov_core.policies import ApprovalRequests
+
+    for store in stores:
+        with suppress(Exception):  # nothing in them may keep a program from its start or its end
+            if store.is_file():
+                with closing(ApprovalRequests(store, quiet=True)) as requests:
+                    requests.put_on_record(log)
 
 
 def make_folder(folder: Path) -> None:

@@ -12,11 +12,11 @@ from typing import Any, Final, TypeAlias
 from lgov_core._util.sqlite_file import is_blank
 from lgov_core.audit.log import AuditLog
 from lgov_core.audit.reading import AuditEntry, EntrySelection, answerer, moment
-from lgov_core.audit.report import about_records, audit_report
+from lgov_core.audit.report import about_records, audit_report, reason_of
 from lgov_core.audit.verify import VerifyReport, in_words, verify_archived
 from lgov_core.audit.verify import verify as verify_record
 from lgov_core.errors import AuditError
-from lgov_core.governor.options import REJECTED
+from lgov_core.governor.options import ANSWER, APPROVED, REJECTED
 from lgov_core.types import BLOCKING
 
 
@@ -32,7 +32,8 @@ class AuditorReport:
     such decision to the last one before a denial that was enforced; for a policy in shadow mode that denied nothing,
     all its time. ``ungoverned`` is what governed programs started or sent that no rule saw. ``denials`` (with those of
     shadow mode), ``rejections`` by a person, ``unanswered`` calls that waited for one, and ``approvals`` name the act,
-    the policy, the rule, the reason and, as ``by``, who answered; ``inside`` is true where only a box says so.
+    the policy, the rule, the reason and, as ``by``, who answered: each answer once, when it was given; the decisions by it
+    only where no entry of it is among them. ``inside`` is true where only a box says so.
     ``changes`` are erasures, rotations, deletions of archives, and boxes.
     ``notes`` say what a section cannot show.
     """
@@ -142,9 +143,7 @@ def evidence(
         raise damage[0]
     decisions = [(entry, about) for entry, about in chosen if entry.kind == "decision"]
     blocked = [(entry, about) for entry, about in decisions if entry.verdict["effect"] in BLOCKING]
-    acts: dict[str, list[dict[str, Any]]] = {"denials": [], "rejections": [], "unanswered": []}
-    for entry, about in blocked:
-        acts[_kind_of_denial(entry)].append(_act(entry, about, entry.verdict) | {"enforced": entry.effect in BLOCKING})
+    acts = _acts(chosen)
     policies = [
         period.row("policy digest", file=period.file, mode=period.mode)
         for period in _periods(under, lambda entry: entry.policy_digest or "(none)")
@@ -165,7 +164,7 @@ def evidence(
         acts["denials"],
         acts["rejections"],
         acts["unanswered"],
-        [_act(entry, about, by) for entry, about in decisions if (by := entry.approval) is not None],
+        acts["approvals"],
         [_change(entry, about) for entry, about in chosen if entry.kind in _CHANGES],
         {**_NOTES, **_note_of_records([] if after else proofs, damage)},
     )
@@ -183,6 +182,24 @@ def _note_of_records(proofs: Sequence[tuple[str, VerifyReport]], damage: Iterabl
     if previous is not None and str(previous["record"]) not in retired:
         notes.append(_NOT_FOUND.format(**previous))
     return {"records": " ".join(notes)} if notes else {}
+
+
+def _acts(chosen: Sequence[_Chosen]) -> dict[str, list[dict[str, Any]]]:
+    """The rows about acts by their section. Of a person's answer there is one: its own entry, or else the decisions by it."""
+    acts: dict[str, list[dict[str, Any]]] = {"denials": [], "rejections": [], "unanswered": [], "approvals": []}
+    answered = {(entry.body["request"], entry.rule) for entry, _ in chosen if entry.kind == ANSWER}
+    for entry, about in chosen:
+        verdict, approval = entry.verdict, entry.approval
+        if entry.kind == ANSWER:
+            row = _act(entry, about, {**verdict, "reason": reason_of(entry)})
+            acts["approvals" if entry.rule == APPROVED else "rejections"].append(row)
+        if entry.kind != "decision":
+            continue
+        if verdict["effect"] in BLOCKING and (verdict.get("request"), verdict["rule"]) not in answered:
+            acts[_kind_of_denial(entry)].append(_act(entry, about, verdict) | {"enforced": entry.effect in BLOCKING})
+        if approval is not None and (approval.get("request"), APPROVED) not in answered:
+            acts["approvals"].append(_act(entry, about, approval))
+    return acts
 
 
 def _kind_of_denial(entry: AuditEntry) -> str:

@@ -74,6 +74,7 @@ def _part(decision: Decision) -> dict[str, Any]:
         "shadowed": decision.shadowed,
         **({"fault": True} if decision.fault else {}),
         **({"sources": decision.sources} if decision.sources else {}),
+        **({"request": decision.request} if decision.request else {}),
     }
 
 
@@ -174,8 +175,7 @@ class EntryWriter(ABC):
     def commit_outcome(self, outcome: ToolOutcome, decision_id: str | None) -> str:
         """Appends the outcome of an act, as an entry that refers to its decision's, and returns the new entry's id.
 
-        The arguments are kept with the decision; the outcome keeps them only when there was none. Raises `AuditError`.
-        Callable from any thread.
+        The arguments are kept with the decision; the outcome keeps them only when there was none. As `commit` otherwise.
         """
         with recordable(outcome.action.name):
             if self._redact is not None:

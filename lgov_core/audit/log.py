@@ -333,6 +333,11 @@ class AuditLog(RecordWriter):
             damage.append(error)
         return entries
 
+    def last_position(self) -> int:
+        """The position of the last entry; 0 without any. Raises `AuditError`."""
+        with self._lock, readable(self.path, "the end"):
+            return self._open().execute("SELECT coalesce(max(position), 0) FROM entries").fetchone()[0]
+
     def heads(self, limit: int) -> list[dict[str, Any]]:
         """The statements of the newest signed heads, at most ``limit``, the newest first; unverified. Raises `AuditError`."""
         with self._lock, readable(self.path, "a head"):

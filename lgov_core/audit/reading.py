@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from lgov_core._util.sqlite_file import FileKind, describe, open_sqlite
 from lgov_core.errors import AuditError
-from lgov_core.governor.options import APPROVED, REJECTED
+from lgov_core.governor.options import ANSWER, APPROVED, REJECTED
 from lgov_core.types import Effect
 
 # `lgov_core.audit.verify` documents the format. One row, and so one statement, an entry: a transaction of its own costs
@@ -101,14 +101,14 @@ def open_record(path: Path, *, busy_timeout_s: float, expected: tuple[int, int] 
 _OWN_WORDS: Final = frozenset({"confinement", "loss", "policy", "rotation"})
 #: The words that follow the name of who answered in the reason of a verdict, by its rule.
 _ANSWERS: Final = {APPROVED: " approved it (", REJECTED: " rejected this call"}
-_VERDICT: Final = ("effect", "policy", "rule", "reason", "severity", "by")
+_VERDICT: Final = ("effect", "policy", "rule", "reason", "severity", "by", "request")
 
 
 def answerer(verdict: Mapping[str, Any]) -> str | None:
     """Who approved or rejected the call by this verdict, with the fingerprints of their keys; None where nobody did."""
     words = _ANSWERS.get(verdict.get("rule") or "")
     name, is_there, _ = (verdict.get("reason") or "").partition(words) if words else ("", "", "")
-    return name if is_there else verdict.get("by")
+    return verdict.get("by") or (name if is_there else None)
 
 
 def _unquoted(verdict: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,9 +123,9 @@ class AuditEntry:
 
     ``kind`` is ``decision`` or ``outcome``, or one of those that a flight recorder, an erasure or a rotation writes
     (``trace``, ``trace_end``, ``signal``, ``erasure``, ``rotation``, ``retirement``), ``confinement``, the box of a program,
-    ``ungoverned``, the Python programs that it started and that were not governed, ``loss``, that entries are lost, or
-    ``policy``: what happened to what governs; ``refers_to`` is the entry id that an
-    outcome or an end belongs to.
+    ``ungoverned``, the Python programs that it started and that were not governed, ``loss``, that entries are lost,
+    ``approval``, a person's answer, or ``policy``: what happened to what governs; ``refers_to`` is the entry id that an outcome
+    or an end belongs to.
     ``position`` counts over the whole record, ``seq`` within the writer's chain; both from 1. ``time_ns`` is Unix time
     and ``monotonic_ns`` the writer's monotonic clock, in nanoseconds. ``arguments`` is canonical JSON, and ``content`` a
     JSON object of what else belongs to the entry (``text``, the replacements of a transform, ``result``, ``error``);
@@ -281,8 +281,8 @@ class EntrySelection:
 
 
 def is_tool_call(entry: AuditEntry) -> bool:
-    """Returns whether the entry is about a tool call, before or after it."""
-    return (entry.point or "").endswith("tool_call")
+    """Returns whether the entry is about a tool call: before or after it, or an answer to who asked about it."""
+    return entry.kind == ANSWER or (entry.point or "").endswith("tool_call")
 
 
 def _mentions(entry: AuditEntry, text: str) -> bool:

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from lgov_core.audit.reading import AuditEntry, moment
 from lgov_core.errors import counted
+from lgov_core.governor.options import ANSWER
 from lgov_core.types import BLOCKING, Point
 
 Format = Literal["jsonl", "cloudevents", "ocsf"]
@@ -175,6 +176,12 @@ def audit_report(entries: Iterable[AuditEntry]) -> AuditReport:
             if (key := keys[heading]) is not None:
                 table.setdefault(key, Counter())[effect] += 1
     return report
+
+
+def reason_of(entry: AuditEntry) -> str:
+    """The reason of an entry's verdict, and what a person wrote with an answer, unless it is erased."""
+    written = json.loads(entry.content or "{}").get("reason") if entry.kind == ANSWER else None
+    return ": ".join(filter(None, (entry.verdict["reason"], written)))
 
 
 def about_records(entry: AuditEntry) -> str:

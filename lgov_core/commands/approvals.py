@@ -58,6 +58,7 @@ def approvals(
     Once an approver has a key, every answer takes one, and its name is the one on record. A new key ends the older one.
     """
     from lgov_core.policies import ApprovalRequests
+    from lgov_core.views.governance import record_answers
 
     approver: str | None = click.get_current_context().meta["approver"]
     if approver is not None or approved or rejected:
@@ -89,6 +90,7 @@ def approvals(
             for request_id in rejected:
                 answered.append(requests.reject(request_id, by=by, reason=reason))
     finally:
+        record_answers(file)
         _write(answered, as_json)
 
 

@@ -160,9 +160,11 @@ def show(
 
 def _row(entry: AuditEntry) -> tuple[object, ...]:
     when = datetime.fromtimestamp(entry.time_ns / 1e9, UTC).strftime("%m-%d %H:%M:%S")
+    from lgov_core.audit.report import reason_of
+
     verdict = entry.verdict
     where = f"{verdict['policy']}/{verdict['rule']}" if verdict["rule"] else verdict["policy"] or ""
-    why = f"{where}: {verdict['reason']}" if verdict["reason"] and where else verdict["reason"] or where
+    why = ": ".join(filter(None, (where, reason_of(entry))))
     why = f"said in the box: {why}" if entry.body.get("inside") else why
     answer = effect_text(entry.effect, verdict["effect"]) if entry.effect else entry.status or ""
     return entry.position, when, entry.point or entry.kind, _subject(entry), answer, why

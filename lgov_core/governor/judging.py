@@ -389,7 +389,6 @@ def combine(
         return ALLOW.changed()
     face = max(decisions, key=lambda decision: decision.effect)  # max keeps the first of equals
     parts = [component for decision in decisions for component in (decision.parts or (decision,))]
-    shadowed = any(component.shadowed for component in (face, *parts))
     if shadow_of is not None:
         marked = tuple(component.changed(shadowed=True) for component in parts)
         if face.effect is Effect.ALLOW:
@@ -408,7 +407,8 @@ def combine(
         arguments=None if blocks or folded.arguments is original.arguments else folded.arguments,
         text=None if blocks or folded.text is original.text else folded.text,
         parts=tuple(parts),
-        shadowed=shadowed,
+        shadowed=any(component.shadowed for component in (face, *parts)),
+        request=face.request,
         fault=blocks and all([decision.fault for decision in blocking]),
         premature=blocks and all([decision.premature for decision in blocking]),
     )

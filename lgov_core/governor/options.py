@@ -24,6 +24,8 @@ CARRIED: Final = "lgov.carried"
 APPROVED: Final = "approved"
 #: The rule by which a person's answer denies a call.
 REJECTED: Final = "approval-rejected"
+#: The kind of the entry of the record about a person's answer, whose rule is one of these two.
+ANSWER: Final = "approval"
 
 
 def carrying(policies: Iterable[Policy], tool: str | None = None) -> Iterator[Any]:

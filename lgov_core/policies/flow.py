@@ -16,8 +16,9 @@ from msgspec import Meta
 from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import PolicyError
 from lgov_core.governor.patterns import matches_any, surely_matches
+from lgov_core.policies.approvals.answers import Inquiry
 from lgov_core.policies.approvals.policy import ApprovalOptions, ApprovalPolicy
-from lgov_core.policies.approvals.requests import ApprovalRequests, Inquiry
+from lgov_core.policies.approvals.requests import ApprovalRequests
 from lgov_core.policies.base import BoundedPolicy, Unclear
 from lgov_core.policies.content.text_views import INVISIBLE
 from lgov_core.policies.conversation import (
@@ -218,6 +219,7 @@ class FlowPolicy(BoundedPolicy):
         self._texts = Conversations(options.conversations)
         self._asked = _Sources.of(options.asks)
         self._asks = _Asks(self, options) if options.otherwise == "approve" else None
+        self.requests = None if self._asks is None else self._asks.requests
         if self._asks is not None:
             self.bounded, self.deferred, self.timeout_s = False, True, self._asks.timeout_s
 

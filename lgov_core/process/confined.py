@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lgov_core.errors import InstrumentationError, LgovError, counted
-from lgov_core.governance import Governance, make_folder
+from lgov_core.governance import Governance, make_folder, record_answers
 from lgov_core.process.children import VARIABLE
 from lgov_core.process.governed import CANNOT_GOVERN, policy_in, say, write_error
 from lgov_core.process.invocation import is_interpreter, parse_command
@@ -90,8 +90,8 @@ def _stores(confined: ConfinedPolicy | None) -> dict[str, list[Mapping[str, Any]
 def _requests(store: str, rules: Sequence[Mapping[str, Any]]) -> ApprovalRequests:
     """The requests in a file: an approval holds no longer than the longest ``expires_s`` of its rules says."""
     from lgov_core.policies import ApprovalRequests
+    from lgov_core.policies.approvals.answers import Inquiry
     from lgov_core.policies.approvals.notices import Notice
-    from lgov_core.policies.approvals.requests import Inquiry
 
     longest = max(rule.get("expires_s", 3600.0) for rule in rules)  # as `ApprovalPolicy` has it
     notices = [Notice.of("approval", rule.get("command", ()), rule.get("webhook"), store) for rule in rules]
@@ -150,6 +150,8 @@ def _run_outside(
         log = options.governance.open_record(*("", "") if confined is None else (confined.digest, confined.mode))
         opened.callback(_close, log)
         stores = {store: _requests(store, asking) for store, asking in _stores(confined).items()}
+        answered = list(map(Path, stores))
+        record_answers(log, answered)
         attempts = Attempts(log, options.rollout_id)
         rules = {name: value for name, value in asdict(plan.rules).items() if value not in (None, ())}
         layers = placed.layers
@@ -171,6 +173,7 @@ def _run_outside(
         models = {server: count for server, count in attempts.allowed.items() if server in reach.models()}
         fields |= {"changed": changed_lines(watch, options.governance), "models": models}
         _report(placed.layers, attempts, denials, fields, status, options)
+        record_answers(log, answered)
         if not _close(log) and status == 0:
             say(f"status {CANNOT_GOVERN} for that")
             status = CANNOT_GOVERN

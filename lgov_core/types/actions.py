@@ -142,11 +142,10 @@ class Decision(_Changed):
     ``latency_us`` is the time the judgement took, in microseconds, without the commit. ``shadowed`` is true when the policy
     set is in shadow mode: the effect recorded in ``parts`` was not enforced (`unenforced`). ``policy_digest`` is that of the
     policies of the governor that took the decision, set by it. ``fault`` is true when the act was denied because the
-    judgement itself failed (a policy that raised or timed out, a record that could not be written): it says nothing about the
-    agent, so it is not a violation and earns no penalty. ``approval`` is the command that answers the request for approval
-    behind the decision: for people, not for the model. ``question`` is that request, if the framework carries it to people.
-    ``sources`` has by argument the texts that its value is in. ``premature`` is true where the reason of a denial says what to
-    do first: after that the same call may be made.
+    judgement itself failed (a policy that raised or timed out, a record that could not be written): that is no violation and
+    earns no penalty. ``request`` is the id of the request for approval behind the decision where a file keeps it, ``approval``
+    the command that answers it, and ``question`` the request itself if the framework carries it to people. ``sources`` has by
+    argument the texts that its value is in. ``premature`` is true where a denial says what to do first: then call again.
 
     Read-only by convention (freezing it would cost several times its construction): make a variant with `changed`.
     """
@@ -169,6 +168,7 @@ class Decision(_Changed):
     question: Any = field(default=None, repr=False, compare=False)
     sources: Mapping[str, Sequence[str]] | None = None
     premature: bool = False
+    request: str = ""
 
     @property
     def unenforced(self) -> Decision | None:

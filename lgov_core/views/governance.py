@@ -18,9 +18,10 @@ from typing import Any, Final, Literal, NamedTuple, cast
 from lgov_core._util.json_text import canonical_json
 from lgov_core._util.schema import Mistake, checked, read_yaml
 from lgov_core.audit import AuditEntry, AuditLog
-from lgov_core.errors import PolicyError, StoreError
+from lgov_core.errors import LgovError, PolicyError, StoreError
+from lgov_core.places import DEFAULT_APPROVALS
 from lgov_core.policies import ApprovalRequest, ApprovalRequests
-from lgov_core.policies.approvals.requests import NotAllowedToAnswer
+from lgov_core.policies.approvals.answers import NotAllowedToAnswer
 from lgov_core.policies.budgets.ledger import ModelPrice, Price, price_of
 from lgov_core.policies.confinement import asking_options
 from lgov_core.policies.loader import read_policy_file
@@ -253,8 +254,11 @@ def answer_approval(
                 )
             try:
                 if answer == "approve":
-                    return _request_item(file, requests.approve(request_id, by=by))
-                return _request_item(file, requests.reject(request_id, by=by, reason=reason))
+                    answered = requests.approve(request_id, by=by)
+                else:
+                    answered = requests.reject(request_id, by=by, reason=reason)
+                record_answers(file)
+                return _request_item(file, answered)
             except NotAllowedToAnswer:
                 raise
             except PolicyError as error:
@@ -263,6 +267,17 @@ def answer_approval(
                     raise
                 raise AnsweredRequest(error.message, _request_item(file, now), hint=error.hint) from error
     raise NoSuchRequest(f"there is no approval request {request_id}", hint="it lapsed over a day ago, or never was")
+
+
+def record_answers(file: Path) -> None:
+    """Puts answers on the record of the settings, if their policy asks in ``file``; else the next governed program does."""
+    from lgov_core.governance import Governance
+
+    with suppress(LgovError):
+        governance = Governance.from_settings()
+        stores = [Path(DEFAULT_APPROVALS)] if governance.policy is None else approval_files(governance.policy)
+        if file.absolute() in (store.absolute() for store in stores):
+            governance.record_answers(file)
 
 
 def _request_item(file: Path, request: ApprovalRequest) -> dict[str, Any]:

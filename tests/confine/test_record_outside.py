@@ -193,6 +193,10 @@ def test_approvals_are_answered_outside_only(workspace: Workspace, policy: str) 
     assert "PermissionError" in ran.errors
     requests.approve(request.request_id, by="kim")
     assert "made" in workspace.run(CALL, "--rollout-id", "r-1").output
+    with AuditLog(workspace.folder / ".lgov" / "audit.db") as log:
+        (answered,) = [entry for entry in log.entries() if entry.kind == "approval"]
+    assert (answered.body["request"], answered.body["by"]) == (request.request_id, "kim")
+    assert "inside" not in answered.body
     requests.close()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from lgov_core.audit import AuditLog
 from lgov_core.governor import Governor
 from lgov_core.policies import load_policy_file
 from lgov_core.policies.approvals.requests import ApprovalRequests
@@ -168,3 +169,18 @@ def test_a_request_of_another_window_or_none_is_not_answered(served: Opened, des
     stranger = httpx.post(f"{browser.url}/view/api/approvals/{item['id']}", json=body, headers={"origin": browser.url})
     assert stranger.status_code == 401
     assert [one.state for one in ApprovalRequests(desk.file).all()] == ["pending"]
+
+
+@pytest.mark.parametrize("how", ["approve", "reject"])
+def test_an_answer_is_on_the_record_of_the_settings(
+    opened: Opened, desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    (tmp_path / "lgov.toml").write_text('policy = "policy.yaml"\naudit = "audit.db"\n')
+    monkeypatch.chdir(tmp_path)
+    AuditLog(tmp_path / "audit.db", signer=None).close()
+    desk.wire(5)
+    browser = opened(tmp_path)
+    (item,) = browser.get("approvals")["items"]
+    assert answer(browser, item, how).status_code == 200
+    with AuditLog(tmp_path / "audit.db", signer=None) as log:
+        assert [(entry.body["request"], entry.body["by"]) for entry in log.entries()] == [(item["id"], "Ada")]

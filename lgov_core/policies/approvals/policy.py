@@ -25,13 +25,12 @@ from lgov_core.governor.judging import caller_gone
 from lgov_core.governor.options import APPROVED, CARRIED, REJECTED, SHADOW, in_dry_run
 from lgov_core.governor.patterns import matches_any
 from lgov_core.places import DEFAULT_APPROVALS
+from lgov_core.policies.approvals.answers import KEY_PREFIX, Inquiry
 from lgov_core.policies.approvals.notices import Notice, answer_command
 from lgov_core.policies.approvals.requests import (
-    KEY_PREFIX,
     ApprovalRequest,
     ApprovalRequests,
     Asking,
-    Inquiry,
     described,
 )
 from lgov_core.policies.base import BoundedPolicy
@@ -248,9 +247,8 @@ class ApprovalPolicy(BoundedPolicy):
             if is_carried:
                 decision = decision.changed(question=OpenQuestion(request, self.requests))
         if self.requests.place:
-            decision = decision.changed(
-                approval=answer_command(self.requests.place, request.request_id, keyed=request.inquiry.keyed)
-            )
+            command = answer_command(self.requests.place, request.request_id, keyed=request.inquiry.keyed)
+            decision = decision.changed(approval=command, request=request.request_id)
         return _Asked(digest, request, decision, is_new)
 
     def rejection(self, request: ApprovalRequest) -> Decision:

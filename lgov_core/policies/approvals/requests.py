@@ -6,24 +6,35 @@ import hashlib
 import json
 import math
 import os
-import re
 import secrets
 import sqlite3
 import time
-import unicodedata
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal, Self, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import convert
 
 from lgov_core._util.json_text import canonical_json
 from lgov_core._util.sqlite_file import FileKind
 from lgov_core.errors import PolicyError
-from lgov_core.governor.options import positive_integer, positive_number
+from lgov_core.governor.options import ANSWER, APPROVED, REJECTED, positive_integer, positive_number
+from lgov_core.policies.approvals.answers import (
+    APPROVERS,
+    ENDED_KEYS,
+    KEY_PREFIX,
+    NAME,
+    UNRECORDED,
+    Answer,
+    Inquiry,
+    allowed_answer,
+    approver_of,
+    has_approvers,
+    hash_of,
+    utc,
+)
 from lgov_core.policies.approvals.notices import Notice, answer_command, log_request
 from lgov_core.policies.budgets.counting import now_of
 from lgov_core.policies.budgets.ledger import SharedDatabase
@@ -32,12 +43,10 @@ from lgov_core.types import new_id
 #: State of a request. One that was not answered in time, or whose approval was not used in time, has lapsed.
 State: TypeAlias = Literal["pending", "approved", "rejected", "used", "lapsed"]
 
-_APPROVERS: Final = "CREATE TABLE approvers (name TEXT PRIMARY KEY, key_hash TEXT NOT NULL UNIQUE, since REAL NOT NULL)"
-_ENDED: Final = "CREATE TABLE ended_keys (key_hash TEXT PRIMARY KEY, name TEXT NOT NULL, ended_at REAL NOT NULL)"
 APPROVALS: Final = FileKind(
     what="approvals file",
     application_id=int.from_bytes(b"lgvP"),
-    version=4,
+    version=5,
     schema=(
         """CREATE TABLE requests (
             request_id TEXT PRIMARY KEY, digest TEXT NOT NULL, content TEXT NOT NULL, asked_at REAL NOT NULL,
@@ -46,8 +55,9 @@ APPROVALS: Final = FileKind(
             answers TEXT NOT NULL DEFAULT '[]'
         )""",
         "CREATE INDEX requests_by_digest ON requests (digest, state)",
-        _APPROVERS,
-        _ENDED,
+        APPROVERS,
+        ENDED_KEYS,
+        UNRECORDED,
     ),
     error=PolicyError,
     migrations={
@@ -56,11 +66,13 @@ APPROVALS: Final = FileKind(
             "ALTER TABLE requests ADD COLUMN wait_ends REAL",
             "ALTER TABLE requests ADD COLUMN inquiry TEXT NOT NULL DEFAULT '{}'",
             "ALTER TABLE requests ADD COLUMN answers TEXT NOT NULL DEFAULT '[]'",
-            _APPROVERS,
+            APPROVERS,
         ),
-        3: (_ENDED,),
+        3: (ENDED_KEYS,),
+        4: (UNRECORDED,),
     },
 )
+_NO_INQUIRY: Final = Inquiry()
 #: A call that waits says so again within this time, in seconds.
 _SIGN_OF_LIFE_S: Final = 5.0
 #: How far the clocks of those that use one file may be apart, in seconds.
@@ -70,59 +82,6 @@ _COLUMNS: Final = (
     "request_id, digest, content, asked_at, state, answered_at, answered_by, reason, until, rollout_id, waits_until,"
     " wait_ends, inquiry, answers"
 )
-#: The beginning of an approver's key, and what an approver may be called.
-KEY_PREFIX: Final = "lgov_approver_"
-_NAME: Final = re.compile(r"[\w.@-]{1,64}")
-
-
-class NotAllowedToAnswer(PolicyError):
-    """Who answers may not answer this request: without a key, not named by the rule, or the requester."""
-
-    code = "forbidden"
-
-
-@dataclass(frozen=True, slots=True)
-class Inquiry:
-    """The circumstances of a request: what a person reads beside the call, and who may answer.
-
-    ``question`` is what is asked in words, ``rule`` the rule that asks, ``user_text`` the request of the program's user.
-    ``requesters`` are the names of those for whom the call is made: none of them may answer with a key. ``approvers`` is how
-    many different people have to approve; ``by`` are the names of those who may answer, empty for everyone. ``keyed``: only an
-    approver's key answers. ``carried`` is the framework's name for the call, where the framework carries the question.
-    """
-
-    rule: str = ""
-    question: str = ""
-    user_text: str = ""
-    requesters: tuple[str, ...] = ()
-    approvers: int = 1
-    by: tuple[str, ...] = ()
-    keyed: bool = False
-    carried: str = ""
-
-    @classmethod
-    def of_rule(cls, options: Mapping[str, Any]) -> Self:
-        """Who answers a rule, by its options ``name``, ``approvers``, ``by`` and ``teams``."""
-        teams: Mapping[str, Sequence[str]] = options.get("teams") or {}
-        by = dict.fromkeys(person for name in options.get("by") or () for person in teams.get(name, (name,)))
-        return cls(rule=options["name"], approvers=options.get("approvers", 1), by=tuple(by))
-
-    @property
-    def needs_key(self) -> bool:
-        """True where only an approver's key answers, because names count."""
-        return self.approvers > 1 or bool(self.by)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One person's answer at Unix time ``at``. ``key`` is the beginning of the SHA-256 of their key; None without a key."""
-
-    by: str
-    at: float
-    key: str | None = None
-
-    def __str__(self) -> str:
-        return self.by if self.key is None else f"{self.by} (key {self.key})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +106,7 @@ class ApprovalRequest:
     rollout_id: str | None = None
     waits_until: float | None = None
     wait_ends: float | None = None
-    inquiry: Inquiry = Inquiry()
+    inquiry: Inquiry = _NO_INQUIRY
     answers: tuple[Answer, ...] = ()
 
     @property
@@ -163,7 +122,7 @@ class ApprovalRequest:
     @property
     def answered(self) -> str:
         """Who answered last and when, and what they saw, as it stands on the record."""
-        return f"request {self.request_id}, {_utc(self.answered_at or 0.0)}, shown {self.digest[:16]}"
+        return f"request {self.request_id}, {utc(self.answered_at or 0.0)}, shown {self.digest[:16]}"
 
     @property
     def answerers(self) -> str:
@@ -264,7 +223,10 @@ class ApprovalRequests(SharedDatabase):
                 raise PolicyError(
                     f"approval request {request_id} is {request.state} already", hint="have it asked again"
                 )
-            answers = (*request.answers, _allowed(connection, request, by, now))
+            answers = (
+                *request.answers,
+                allowed_answer(connection, request_id, request.inquiry, request.answers, by, now),
+            )
             until = now + min(request.until - request.asked_at, self.expires_s)
             if state == "approved" and len(answers) < request.inquiry.approvers:
                 state, until = "pending", request.until
@@ -274,20 +236,46 @@ class ApprovalRequests(SharedDatabase):
                 " WHERE request_id = ?",
                 (state, now, names, reason, until, json.dumps([asdict(answer) for answer in answers]), request_id),
             )
-            return _found(connection, request_id)
+            answered = _found(connection, request_id)
+            values = (request_id, *_entry_of(answered, answers[-1], reason))
+            connection.execute("INSERT INTO unrecorded (request_id, entry, texts) VALUES (?, ?, ?)", values)
+            return answered
+
+    def put_on_record(self, log: Any) -> None:
+        """Moves each answer that is on no record yet to an `AuditLog`, the oldest first. Hardly waits for others.
+
+        An answer that a process had begun to move when it ended is looked for there. Raises what writing raises.
+        """
+        with self._lock:
+            connection = self._open()
+            connection.execute("PRAGMA busy_timeout = 100")
+            waiting = connection.execute("SELECT number FROM unrecorded ORDER BY number").fetchall()
+        for (number,) in waiting:
+            with self._change() as (connection, _):
+                begin = "UPDATE unrecorded SET behind = ? WHERE number = ? AND behind IS NULL"
+                connection.execute(begin, (log.last_position(), number))
+            with self._change() as (connection, _):  # in which no other process moves it
+                select = "SELECT entry, texts, behind FROM unrecorded WHERE number = ?"
+                if (row := connection.execute(select, (number,)).fetchone()) is None:
+                    continue
+                about, texts = json.loads(row[0]), json.loads(row[1] or "{}")
+                since = log.entries(about.get("rollout_id"), after=row[2])
+                if not any(about.items() <= entry.body.items() for entry in since):
+                    log.append(ANSWER, about, arguments=texts.get("arguments"), content={"reason": texts.get("reason")})
+                connection.execute("DELETE FROM unrecorded WHERE number = ?", (number,))
 
     def add_approver(self, name: str) -> str:
         """Makes a key for an approver and returns it: it is not kept, only its SHA-256. It ends the older key of that name.
 
         As soon as a file has an approver, its requests are answered with a key. Raises `PolicyError`.
         """
-        if not _NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise PolicyError(f"{name!r} cannot be the name of an approver", hint="letters, digits and . @ _ - only")
         key = KEY_PREFIX + secrets.token_urlsafe(32)
         with self._change() as (connection, now):
             ended = "INSERT INTO ended_keys SELECT key_hash, name, ? FROM approvers WHERE name = ?"
             connection.execute(ended, (now, name))
-            connection.execute("INSERT OR REPLACE INTO approvers VALUES (?, ?, ?)", (name, _hash(key), now))
+            connection.execute("INSERT OR REPLACE INTO approvers VALUES (?, ?, ?)", (name, hash_of(key), now))
         return key
 
     def has_key(self, name: str) -> bool:
@@ -298,7 +286,7 @@ class ApprovalRequests(SharedDatabase):
     def approver(self, key: str) -> str | None:
         """The name of the approver whose key this is, or None. Raises `PolicyError` when the file cannot be read."""
         with self._change() as (connection, _):
-            return _approver(connection, key)
+            return approver_of(connection, key)
 
     # ------------------------------------------------------------------ for the policy
 
@@ -321,7 +309,7 @@ class ApprovalRequests(SharedDatabase):
             if request.state == "pending":
                 before = inquiry if is_new else request.inquiry
                 everyone = tuple(dict.fromkeys((*before.requesters, *inquiry.requesters)))
-                keyed = before.needs_key or _has_approvers(connection)
+                keyed = before.needs_key or has_approvers(connection)
                 after = replace(before, requesters=everyone, carried=inquiry.carried, keyed=keyed)
                 connection.execute(
                     "UPDATE requests SET inquiry = ?, rollout_id = coalesce(rollout_id, ?) WHERE request_id = ?",
@@ -378,7 +366,8 @@ class ApprovalRequests(SharedDatabase):
     def erase(self, holds: Callable[[Any], bool], *, dry_run: bool = False) -> tuple[int, int]:
         """Deletes every request with a value of which ``holds`` is true, for good, and overwrites it in the file.
 
-        Returns how many, and how many stay because their call waits for the answer now.
+        Of an answer that is on no record yet, the texts go. Returns how many requests these are, and how many stay because
+        their call waits for the answer now.
         """
         columns = "content, inquiry, answers, answered_by, reason"
         with self._change() as (connection, now):
@@ -386,12 +375,16 @@ class ApprovalRequests(SharedDatabase):
                 f"SELECT request_id, state = 'pending' AND coalesce(waits_until, 0) > ?, {columns} FROM requests",
                 (now,),
             ).fetchall()
-            fitting = [(row[0], row[1]) for row in rows if holds(list(row[2:]))]
-            going = [(request_id,) for request_id, waits in fitting if not waits]
+            fitting = {row[0]: row[1] for row in rows if holds(list(row[2:]))}
+            going = {request_id for request_id, waits in fitting.items() if not waits}
+            answers = connection.execute("SELECT number, request_id, texts FROM unrecorded WHERE texts IS NOT NULL")
+            bared = [(number, of) for number, of, texts in answers.fetchall() if of in going or holds(texts)]
             if not dry_run:
                 connection.execute("PRAGMA secure_delete = ON")
-                connection.executemany("DELETE FROM requests WHERE request_id = ?", going)
-        if going and not dry_run and self.path is not None:
+                connection.executemany("DELETE FROM requests WHERE request_id = ?", zip(going, strict=True))
+                numbers = [(number,) for number, _ in bared]
+                connection.executemany("UPDATE unrecorded SET texts = NULL WHERE number = ?", numbers)
+        if (going or bared) and not dry_run and self.path is not None:
             with self._lock:
                 (busy, *_) = self._open().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             if busy:
@@ -399,7 +392,8 @@ class ApprovalRequests(SharedDatabase):
                     f"approvals file {self.path}: what was deleted is still in its -wal file, because another process reads it",
                     hint="erase again once no process reads the file",
                 )
-        return len(going), len(fitting) - len(going)
+        waiting = fitting.keys() - going
+        return len(going.union(of for _, of in bared) - waiting), len(waiting)
 
     @contextmanager
     def _change(self) -> Generator[tuple[sqlite3.Connection, float]]:
@@ -443,51 +437,23 @@ def _request(row: tuple[Any, ...]) -> ApprovalRequest:
     return convert(fields | {name: json.loads(fields[name]) for name in _JSON}, ApprovalRequest)
 
 
-def _allowed(connection: sqlite3.Connection, request: ApprovalRequest, by: str, now: float) -> Answer:
-    """The answer of ``by``, a name or a key. Raises `NotAllowedToAnswer`."""
-    inquiry, request_id = request.inquiry, request.request_id
-    if not by.startswith(KEY_PREFIX):
-        if inquiry.needs_key or _has_approvers(connection):
-            raise NotAllowedToAnswer(
-                f"approval request {request_id} is answered with an approver's key",
-                hint="give the key as by, or --by -; lgov approvals FILE --key NAME makes one",
-            )
-        return Answer(by, now)
-    name = _approver(connection, by)
-    if name is None:
-        ended = connection.execute("SELECT name, ended_at FROM ended_keys WHERE key_hash = ?", (_hash(by),)).fetchone()
-        problem = "this is not the key of an approver of this file"
-        if ended is not None:
-            problem = f"this key of {ended[0]} ended at {_utc(ended[1])}, when another was made"
-        raise NotAllowedToAnswer(problem, hint="lgov approvals FILE --key NAME makes one")
-    if _folded(name) in map(_folded, inquiry.requesters):
-        raise NotAllowedToAnswer(f"{name} asks for this call, so somebody else has to answer")
-    if inquiry.by and _folded(name) not in map(_folded, inquiry.by):
-        raise NotAllowedToAnswer(f"rule {inquiry.rule} names who may answer: {', '.join(inquiry.by)}; not {name}")
-    if any(_folded(answer.by) == _folded(name) for answer in request.answers):
-        raise NotAllowedToAnswer(f"{name} has approved this already; it needs {inquiry.approvers} people")
-    return Answer(name, now, _hash(by)[:8])
-
-
-def _approver(connection: sqlite3.Connection, key: str) -> str | None:
-    row = connection.execute("SELECT name FROM approvers WHERE key_hash = ?", (_hash(key),)).fetchone()
-    return None if row is None else str(row[0])
-
-
-def _has_approvers(connection: sqlite3.Connection) -> bool:
-    return bool(connection.execute("SELECT 1 FROM approvers LIMIT 1").fetchone())
-
-
-def _hash(key: str) -> str:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def _utc(moment: float) -> str:
-    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _folded(name: str) -> str:
-    return unicodedata.normalize("NFKC", name).casefold()
+def _entry_of(request: ApprovalRequest, answer: Answer, reason: str | None) -> tuple[str, str]:
+    """The entry of the record about an answer, which rejects where it has a ``reason``, and its texts that can be erased."""
+    inquiry, is_approval = request.inquiry, reason is None
+    of = f" ({len(request.answers)} of {inquiry.approvers})" if is_approval and inquiry.approvers > 1 else ""
+    about = {
+        **{name: request.content.get(name) for name in ("name", "agent")},
+        "rollout_id": request.rollout_id,
+        "request": request.request_id,
+        "digest": request.digest,
+        "policy": inquiry.rule,
+        "rule": APPROVED if is_approval else REJECTED,
+        "by": str(answer),
+        "answered_at": answer.at,
+        "reason": f"{answer} {'approved' if is_approval else 'rejected'} {request.answered}{of}",
+    }
+    present = {name: value for name, value in about.items() if value is not None}
+    return json.dumps(present), json.dumps({"arguments": request.arguments, "reason": reason})
 
 
 def _found(connection: sqlite3.Connection, prefix: str) -> ApprovalRequest:

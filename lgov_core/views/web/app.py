@@ -30,7 +30,7 @@ from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.operation import log_failure
 from lgov_core.gateway.protocol import Attribution
 from lgov_core.gateway.server import EndpointServer, served_alone
-from lgov_core.policies.approvals.requests import KEY_PREFIX
+from lgov_core.policies.approvals.answers import KEY_PREFIX
 from lgov_core.views.agent_runs import run_page
 from lgov_core.views.attempt_builder import read_attempt
 from lgov_core.views.attempt_view import AttemptView

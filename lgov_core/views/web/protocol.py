@@ -23,7 +23,7 @@ from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.limits import Busy
 from lgov_core.gateway.operation import log_request
 from lgov_core.gateway.protocol import Attribution
-from lgov_core.policies.approvals.requests import KEY_PREFIX
+from lgov_core.policies.approvals.answers import KEY_PREFIX
 from lgov_core.store.database import QueryTooSlow
 from lgov_core.store.pages import Filters
 from lgov_core.train.loop.run_files import finite
