@@ -267,8 +267,8 @@ def test_a_record_that_is_gone_and_a_ledger_that_is_down_are_not_ready(
         (audit,) = gate._owns
         audit.sign_after_s = 0
         assert httpx.post(url, json=BODY, timeout=30).status_code == 200, "what is decided is on record all the same"
+        lines = len((tmp_path / "kept").read_text().splitlines())
         (tmp_path / "kept").rename(heads)
-        lines = len(heads.read_text().splitlines())
         until(lambda: metric(server.url, "lgov_heads_up") == 1)
         assert len(heads.read_text().splitlines()) > lines, "the heads that it was owed are there at once"
         for end in ("", "-wal", "-shm"):
