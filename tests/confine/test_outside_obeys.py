@@ -66,10 +66,8 @@ for name in ("hooks/evil", "config"):
     assert (repository.folder / "obeyed").exists()
 
 
-@pytest.mark.parametrize(("write", "output"), [("out", "Read-only file system\n"), ("program.py", "")])
-def test_code_in_a_box_does_not_write_the_program_that_the_next_run_starts(
-    workspace: Workspace, write: str, output: str
-) -> None:
+@pytest.mark.parametrize("write", ["out", "program.py"])
+def test_code_in_a_box_does_not_write_the_program_that_the_next_run_starts(workspace: Workspace, write: str) -> None:
     (workspace.folder / "out").mkdir()
     (workspace.folder / "policy.yaml").write_text(f"{POLICY}{{preset: workspace, write: [{write}]}}\n")
     ran = workspace.run("""
@@ -79,7 +77,7 @@ except OSError as error:
     print(error.strerror)
 open("notes.txt", "w").write("working data")
 """)
-    assert ran.output == output, ran.errors
+    assert ran.output == "Read-only file system\n", ran.errors
     assert (workspace.folder / "notes.txt").read_text() == "working data"
 
 

@@ -68,7 +68,7 @@ def test_the_autoscaler_scales_the_endpoint_by_a_metric_that_it_has() -> None:
     target, stateful = scaler["spec"]["scaleTargetRef"], MANIFESTS["statefulset.yaml:StatefulSet"]
     assert (target["kind"], target["name"]) == (stateful["kind"], stateful["metadata"]["name"])
     (metric,) = scaler["spec"]["metrics"]
-    names = {reading[1] for reading in Metrics(Admission(Limits()))._of_admission()}  # pyright: ignore[reportPrivateUsage]
+    names = {reading[1] for reading in Metrics(Admission(Limits()), {})._of_admission()}  # pyright: ignore[reportPrivateUsage]
     assert metric["pods"]["metric"]["name"] in names
 
 

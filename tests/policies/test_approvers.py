@@ -19,7 +19,7 @@ from lgov_core.audit import AuditLog, load_key, make_key
 from lgov_core.commands import cli
 from lgov_core.errors import PolicyError
 from lgov_core.policies import ApprovalPolicy, ApprovalRequests, load_policy_file
-from lgov_core.policies.approvals.requests import NotAllowedToAnswer
+from lgov_core.policies.approvals.answers import NotAllowedToAnswer
 from lgov_core.types import Effect
 
 

@@ -106,6 +106,7 @@ def test_what_a_decision_does_not_say() -> None:
         "question": None,
         "sources": None,
         "premature": False,
+        "request": "",
     }
     assert (decision.abort, decision.shadowed, decision.fault) == (False, False, False)
     assert all(value is False for value in (decision.abort, decision.shadowed, decision.fault))
