@@ -120,15 +120,17 @@ class ApiRoutes:
 
     async def _post(self, api: Api, request: Request) -> Response:
         """``POST`` of a model API."""
-        return await self._answer(api, *await self._read(request))
+        return await self._answer(api, request, *await self._read(request))
 
     async def call(self, path: str, request: Request, body: Mapping[str, Any]) -> Response:
         """Answers ``body`` as a ``POST`` to ``path`` below ``/v1``; ``request`` names its rollout."""
         who = self._who(request, allow_unattributed=self._allow_unattributed)
         api = next(api for api in APIS if api.path == path)
-        return await self._answer(api, who, body, self._engine_for(model_name(body)))
+        return await self._answer(api, request, who, body, self._engine_for(model_name(body)))
 
-    async def _answer(self, api: Api, who: Attribution, body: Mapping[str, Any], engine: Engine) -> Response:
+    async def _answer(
+        self, api: Api, asked: Request, who: Attribution, body: Mapping[str, Any], engine: Engine
+    ) -> Response:
         """Reads, judges, makes and records one call: the reply as its client may get it."""
         self._capture.ready.require_store()
         started_at = time.time()
@@ -154,11 +156,12 @@ class ApiRoutes:
                 judging=None if judged is None else self._stream_judging(call, judged),
                 kept=keep,
             )
-        try:
-            completion = await engine.chat(request)
-        except (Exception, asyncio.CancelledError) as error:
-            await self._report(error, judged, engine)
-            raise
+        async with asked.scope["lgov.request"].while_client_waits():
+            try:
+                completion = await engine.chat(request)
+            except (Exception, asyncio.CancelledError) as error:
+                await self._report(error, judged, engine)
+                raise
         completion, reply, _ = writer.settle(completion)
         await self._capture.commit(call, completion, reply)
         if judged is not None and (instead := await self._release(call, judged, completion, reply)) is not None:

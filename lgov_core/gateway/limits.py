@@ -9,8 +9,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -138,6 +138,27 @@ class LimitedRequest:
         more = min(len(message.get("body") or b""), self._limits.max_body - self._held)  # no more is kept
         self._hold(more)
         return message
+
+    @asynccontextmanager
+    async def while_client_waits(self) -> AsyncGenerator[None]:
+        """Cancels the block when the client disconnects. Raises `EndpointError` (499) then."""
+        limit = asyncio.timeout(None)
+
+        async def watch() -> None:
+            while (await self.receive())["type"] != "http.disconnect":
+                pass
+            limit.reschedule(asyncio.get_running_loop().time())
+
+        watching = asyncio.create_task(watch())
+        try:
+            async with limit:
+                yield
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise EndpointError("the client disconnected before the reply was there", status=499) from error
+        finally:
+            watching.cancel()
 
     async def parse(self, raw: bytes, read: Callable[[bytes], Any] = read_json) -> Any:
         """The JSON in the body ``raw``, parsed by ``read``, in a thread if it is large. What it takes in memory counts as held.

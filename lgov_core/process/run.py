@@ -24,6 +24,7 @@ from typing import Literal, NoReturn
 
 from lgov_core.errors import InstrumentationError, LgovError, PolicyDenied
 from lgov_core.governance import Governance
+from lgov_core.policies.confinement import read_confinement
 from lgov_core.policies.policy_set import in_shadow_mode, trusted_programs
 from lgov_core.process.children import (
     VARIABLE,
@@ -55,6 +56,7 @@ _SPARE = 4
 _PAUSE_S = 2.0
 #: Signals that end a program which has no handler of its own: as a service, and with its terminal.
 _ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+_NO_BOX = "confine: of the policy file did not hold: this run had no box (--confine)"
 _SPAWNERS = tuple(f"multiprocessing.popen_{way}" for way in ("spawn_posix", "spawn_win32", "forkserver"))
 
 
@@ -122,6 +124,9 @@ class GovernedRun:
         if governance.policy is None:
             governance = governance.under(policy_in(invocation.folder, invocation.target))
         governance = replace(governance, programs=invocation.files)
+        assert governance.policy is not None
+        #: What the policy file demands, and this run cannot hold.
+        self.not_held = [] if boxed or read_confinement(governance.policy).value is None else [_NO_BOX]
         self.invocation = invocation
         self.options = replace(options, governance=governance)
         self.scope = RolloutScope(
@@ -338,7 +343,13 @@ class GovernedRun:
             unevaluated=dict(unevaluated),
             unevaluated_refused=options.deny_unevaluated,
             left_out=left_out,
-            problems=[*unknown, *children.problems, *dict.fromkeys([*lost, *process.close()]), *self.end_watch()],
+            problems=[
+                *self.not_held,
+                *unknown,
+                *children.problems,
+                *dict.fromkeys([*lost, *process.close()]),
+                *self.end_watch(),
+            ],
         )
         if options.as_json:
             write_error(json.dumps({"report": report.as_json()}))

@@ -90,6 +90,19 @@ def test_shadow_mode_is_named_also_where_it_would_block_nothing(folder: Path, bo
     assert "shadow mode" not in lgov_run(folder, "python", "agent.py", options=box).stderr
 
 
+@pytest.mark.parametrize("box", [(), ("--confine",)], ids=["alone", "in a box"])
+def test_rules_for_a_box_are_said_not_to_hold_where_there_is_none(folder: Path, box: tuple[str, ...]) -> None:
+    if box and (why := why_not()):
+        pytest.skip(f"no box here: {why}")
+    make_company(folder)
+    policy = folder / "policy.yaml"
+    policy.write_text(policy.read_text() + "\nconfine: {preset: workspace}\n")
+    done = lgov_run(folder, "python", write(folder, "print('done')"), options=box)
+    assert done.stdout == "done\n", done.stderr
+    said = "confine: of the policy file did not hold: this run had no box (--confine)"
+    assert (said in report(done.stderr)) == (not box)
+
+
 def test_as_json_every_kind_is_listed(folder: Path) -> None:
     make_company(folder)
     done = lgov_run(folder, "python", write(folder, WORKER), "DROP TABLE staff", options=("--json",))

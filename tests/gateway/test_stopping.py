@@ -1,4 +1,4 @@
-"""What becomes of calls that still run when the time to end is over."""
+"""What becomes of calls that still run when the time to end is over, or when their client leaves."""
 
 from __future__ import annotations
 
@@ -125,6 +125,20 @@ def test_a_call_that_is_cut_is_a_503_of_its_api_that_can_be_sent_again(
     with open_store(stopped.folder / "calls.db") as store:
         (failed,) = [span for span in store.spans(["ada"]) if span.name == "chat m"]
     assert failed.attributes[semconv.ERROR_TYPE] == "CancelledError"
+
+
+@pytest.mark.parametrize("path", CALLS)
+def test_a_call_whose_client_leaves_ends_and_is_spent(stopped: Stopped, path: str) -> None:
+    headers = {"x-api-key": stopped.key}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{stopped.server.base_url}{path}", json=CALLS[path], headers=headers, timeout=1)
+    until(lambda: any(line["event"] == "request" for line in stopped.log()))  # while the upstream still does not answer
+    (left,) = [line for line in stopped.log() if line["event"] == "request"]
+    assert (left["status"], left["key_of"]) == (499, "ada")
+    assert stopped.ledger("SELECT reserved_calls, calls FROM budgets") == [(0, 1)]
+    assert stopped.ledger("SELECT * FROM reservations") == []
+    with open_store(stopped.folder / "calls.db") as store:
+        assert list(store.calls()) == [], "a reply that no agent got is none to train on"
 
 
 def test_a_stream_that_is_cut_ends_with_an_error_and_what_came_is_recorded(tmp_path: Path) -> None:
