@@ -129,7 +129,7 @@ class ApiRoutes:
         return await self._answer(api, request, who, body, self._engine_for(model_name(body)))
 
     async def _answer(
-        self, api: Api, asked: Request, who: Attribution, body: Mapping[str, Any], engine: Engine
+        self, api: Api, received: Request, who: Attribution, body: Mapping[str, Any], engine: Engine
     ) -> Response:
         """Reads, judges, makes and records one call: the reply as its client may get it."""
         self._capture.ready.require_store()
@@ -156,7 +156,7 @@ class ApiRoutes:
                 judging=None if judged is None else self._stream_judging(call, judged),
                 kept=keep,
             )
-        async with asked.scope["lgov.request"].while_client_waits():
+        async with received.scope["lgov.request"].while_client_waits():
             try:
                 completion = await engine.chat(request)
             except (Exception, asyncio.CancelledError) as error:

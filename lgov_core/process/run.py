@@ -126,7 +126,7 @@ class GovernedRun:
         governance = replace(governance, programs=invocation.files)
         assert governance.policy is not None
         #: What the policy file demands, and this run cannot hold.
-        self.not_held = [] if boxed or read_confinement(governance.policy).value is None else [_NO_BOX]
+        self.unheld = [] if boxed or read_confinement(governance.policy).value is None else [_NO_BOX]
         self.invocation = invocation
         self.options = replace(options, governance=governance)
         self.scope = RolloutScope(
@@ -317,6 +317,7 @@ class GovernedRun:
         process.tally.blocked.merge(children.blocked)
         sessions = process.tally.sessions | children.sessions
         left_out, unknown = ({}, []) if options.endpoint is None else _left_out(options.endpoint, self.scope)
+        noted = [*self.unheld, *unknown, *children.problems]
         report = ClosingReport(
             frameworks=list(guard.instrumented),
             judged=as_counts(judged),
@@ -343,13 +344,7 @@ class GovernedRun:
             unevaluated=dict(unevaluated),
             unevaluated_refused=options.deny_unevaluated,
             left_out=left_out,
-            problems=[
-                *self.not_held,
-                *unknown,
-                *children.problems,
-                *dict.fromkeys([*lost, *process.close()]),
-                *self.end_watch(),
-            ],
+            problems=[*noted, *dict.fromkeys(lost + process.close()), *self.end_watch()],
         )
         if options.as_json:
             write_error(json.dumps({"report": report.as_json()}))
