@@ -237,12 +237,16 @@ _NOT_REACHED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Erased:
-    """The texts that are erased in one place, in words, and those that are not, with the reason."""
+    """The texts that are erased in one place, in words, and those that are not, with the reason.
+
+    ``again``: these can be erased later.
+    """
 
     location: str
     count: int
     what: str
     rest: str = ""
+    again: bool = False
 
 
 @command(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.AUDIT_BROKEN)
@@ -270,7 +274,7 @@ def erase(
 
     Of entries of a record, arguments and texts are erased. The chain stays valid, and an entry says what was erased; in a
     signed record it is signed with the record's key (the setting audit_key). Names, ids and reasons are part of the chain and
-    stay; such entries are counted. Exits 1 when there was nothing to erase, or a place could not be erased from.
+    stay; such entries are counted. Exits 1 when there was nothing to erase, or something has to be erased later or by hand.
     """
     from lgov_core.audit.reading import EntrySelection
     from lgov_core.process.children import refuse_to_programs
@@ -303,7 +307,7 @@ def erase(
         )
         if missed:
             click.echo("\nnot reached: " + "; ".join(missed))
-    failed = any(not each.what for each in erased)
+    failed = any(not each.what or each.again for each in erased)
     ctx.exit(Exit.OK if any(each.count for each in erased) and not failed else Exit.FINDING)
 
 
@@ -385,7 +389,7 @@ def _erase_requests(path: Path, holds: Callable[[Any], bool], *, dry_run: bool) 
     with closing(ApprovalRequests(path)) as requests:
         count, waiting = requests.erase(holds, dry_run=dry_run)
     rest = f"{counted(waiting, 'request')} whose call waits for the answer" if waiting else ""
-    return _Erased(str(path), count, counted(count, "request"), rest)
+    return _Erased(str(path), count, counted(count, "request"), rest, again=bool(rest))
 
 
 def _erase_rollouts(source: str, holds: Callable[[Any], bool], *, dry_run: bool) -> _Erased:
@@ -393,8 +397,9 @@ def _erase_rollouts(source: str, holds: Callable[[Any], bool], *, dry_run: bool)
         pruned = store.erase(holds, dry_run=dry_run)
     names = ("rollout", "attempt", "call", "reward", "span")
     what = ", ".join(counted(getattr(pruned, f"{name}s"), name) for name in names)
-    rest = f"{counted(pruned.spared, 'rollout')} that wait or run" if pruned.spared else ""
-    return _Erased(without_password(source), pruned.rollouts + pruned.calls + pruned.spans, what, rest)
+    rest = f"what waits or runs: {pruned.spared_text()}" if pruned.spared else ""
+    count = pruned.rollouts + pruned.calls + pruned.spans
+    return _Erased(without_password(source), count, what, rest, again=bool(rest))
 
 
 def _look_into(path: Path, holds: Callable[[Any], bool]) -> _Erased | None:

@@ -366,8 +366,8 @@ def prune(
 ) -> None:
     """Delete rollouts in STORE that fit every option given, with their calls, rewards and spans.
 
-    Rollouts that wait or run are kept. With --before, and no --where, calls and spans of no rollout are deleted too. --vacuum
-    alone deletes nothing. lgov export keeps a copy.
+    Rollouts that wait or run are kept, those of a killed program until an hour after its last write. With --before, and no
+    --where, calls and spans of no rollout are deleted too. --vacuum alone deletes nothing. lgov export keeps a copy.
     """
     choice: dict[str, Any] = {
         "before": before, "run_id": single(where, "run"), "keep_last": keep_last,
@@ -398,7 +398,7 @@ def prune(
         return
     click.echo(f"{'would delete' if dry_run else 'deleted'} {_pruned_text(pruned)}")
     if pruned.spared:
-        click.echo(f"spared because they wait or run: {counted(pruned.spared, 'rollout')}")
+        click.echo(f"spared because they wait or run: {pruned.spared_text()}")
 
 
 def _pruned_text(pruned: Pruned) -> str:

@@ -6,11 +6,12 @@ What is deleted is chosen by a condition; rollouts that have not ended are spare
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Final
 
-from lgov_core.errors import StoreError
+from lgov_core.errors import StoreError, counted
 from lgov_core.store import rows, work_queue
 from lgov_core.store.database import Transaction
 from lgov_core.store.rollout_states import Claim, EndedRollouts, QueueEntry, RolloutConfig, RolloutState, require_lease
@@ -19,18 +20,27 @@ from lgov_core.types import Attempt, Rollout
 
 #: Rollouts deleted in one transaction, so that other writers do not wait long.
 ROLLOUTS_A_PORTION: Final = 100
+#: An open attempt of no worker counts as ended so many seconds after the last write: its program was killed.
+SILENT_S: Final = 3600.0
+_MOST_NAMED: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """How many rows were deleted (or would be), and how many rollouts were spared because they have not ended."""
+    """How many rows were deleted (or would be), and the ids of rollouts that were spared because they have not ended."""
 
     rollouts: int = 0
     attempts: int = 0
     calls: int = 0
     rewards: int = 0
     spans: int = 0
-    spared: int = 0
+    spared: tuple[str, ...] = ()
+
+    def spared_text(self) -> str:
+        """The spared rollouts in words, with when one that was killed is no longer spared."""
+        named = ", ".join(self.spared[:_MOST_NAMED]) + ", ..." * (len(self.spared) > _MOST_NAMED)
+        when = f"one whose program was killed is over {SILENT_S / 3600:g} h after its last write"
+        return f"{counted(len(self.spared), 'rollout')} ({named}); {when}"
 
     def __add__(self, other: Pruned) -> Pruned:
         return Pruned(*(getattr(self, counted.name) + getattr(other, counted.name) for counted in fields(self)))
@@ -115,12 +125,20 @@ _OLD_SPANS: Final = "rollout_id IS NULL AND coalesce(ended_at, started_at) < ?"
 _OLD_REWARDS: Final = f"rollout_id IS NULL AND response_id IN (SELECT response_id FROM calls WHERE {_OLD_CALLS})"
 
 
-def delete_rollouts(transaction: Transaction, ids: list[str], tables: tuple[str, ...], *, dry_run: bool) -> Pruned:
-    """Deletes rollouts, except unfinished ones, from all ``tables``: a table is before those that it refers to."""
-    spared = {rollout_id for (rollout_id,) in transaction.execute(_UNFINISHED, (ids, ids))}
+def delete_rollouts(
+    transaction: Transaction, ids: list[str], silent: Collection[str], tables: tuple[str, ...], *, dry_run: bool
+) -> Pruned:
+    """Deletes rollouts, except unfinished ones, from all ``tables``: a table is before those that it refers to.
+
+    The open attempts of the ``silent`` ones have ended, unless a worker has them.
+    """
+    heard = [rollout_id for rollout_id in ids if rollout_id not in silent]
+    spared = {rollout_id for (rollout_id,) in transaction.execute(_UNFINISHED, (heard, ids))}
     going = [rollout_id for rollout_id in ids if rollout_id not in spared]
     counts = {table: _delete(transaction, table, "rollout_id = ANY(?)", going, dry_run=dry_run) for table in tables}
-    return Pruned(len(going), counts["attempts"], counts["calls"], counts["rewards"], counts["spans"], len(spared))
+    return Pruned(
+        len(going), counts["attempts"], counts["calls"], counts["rewards"], counts["spans"], tuple(sorted(spared))
+    )
 
 
 def delete_unattributed(transaction: Transaction, before: float, *, dry_run: bool) -> Pruned:
@@ -272,17 +290,19 @@ class RolloutQueue(TraceStore):
         deleted as well, with the rewards that name these calls.
 
         A rollout is deleted whole or not at all; many are deleted in several transactions, so that others can write in
-        between. One that waits in the queue or has an open attempt is spared. With ``dry_run`` nothing is deleted.
+        between. One that waits in the queue or has an open attempt is spared, the latter until `SILENT_S` seconds after its
+        last write where no worker has it. With ``dry_run`` nothing is deleted.
         Raises `StoreError` when nothing at all is given to choose by.
         """
         require_choice(before, run_id, keep_last, rollout_ids)
         total = Pruned()
         active = [rollout for rollout in self._last_active(run_id) if rollout_ids is None or rollout[0] in rollout_ids]
+        silent = {rollout_id for rollout_id, last in active if last < time.time() - SILENT_S}
         doomed = chosen(active, before, keep_last)
         for first in range(0, len(doomed), ROLLOUTS_A_PORTION):
             ids = doomed[first : first + ROLLOUTS_A_PORTION]
             total += self._submit(
-                lambda transaction, ids=ids: delete_rollouts(transaction, ids, self._tables, dry_run=dry_run),
+                lambda transaction, ids=ids: delete_rollouts(transaction, ids, silent, self._tables, dry_run=dry_run),
                 alone=True,
             ).result()
         if before is not None and run_id is None and rollout_ids is None:

@@ -14,7 +14,7 @@ from lgov_core.audit import AuditLog, make_key
 from lgov_core.audit.verify import verify
 from lgov_core.policies import ApprovalPolicy, ApprovalRequests
 from lgov_core.policies.approvals.requests import Asking
-from lgov_core.store import open_store
+from lgov_core.store import open_store, rollout_queue
 from lgov_core.types import ALLOW, Action, Point, Rollout, Span
 from tests.commands.cli_runner import lgov
 
@@ -160,9 +160,26 @@ def test_a_request_whose_call_waits_stays_and_is_counted(folder: Path) -> None:
     requests = ApprovalRequests(folder / "kept/asked.db")
     request = next(each for each in requests.all() if EMAIL in each.arguments.values())
     requests.ask(Asking(request.content, request.digest, request.inquiry, waits_s=60))
-    asked = places(lgov("erase", "--where", TEXT, "--yes", "--json"))["asked.db"]
+    result = lgov("erase", "--where", TEXT, "--yes", "--json")
+    asked = places(result)["asked.db"]
     assert (asked["count"], asked["rest"]) == (0, "1 request whose call waits for the answer")
     assert len(requests.all()) == 2
+    assert result.exit_code == 1, "a text is still there"
+
+
+def test_a_run_without_an_end_is_named_and_erased_once_it_has_been_silent(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(str(folder / "traces.sqlite")) as store:
+        store.start_attempt(EMAIL, 1)
+    result = lgov("erase", "--where", TEXT, "--yes", "--json")
+    assert result.exit_code == 1
+    said = f"what waits or runs: 1 rollout ({EMAIL}); one whose program was killed is over 1 h after its last write"
+    assert places(result)["traces.sqlite"]["rest"] == said
+    monkeypatch.setattr(rollout_queue, "SILENT_S", -1.0)
+    result = lgov("erase", "--where", TEXT, "--yes", "--json")
+    assert (result.exit_code, places(result)["traces.sqlite"]["rest"]) == (0, "")
+    assert EMAIL.encode() not in (folder / "traces.sqlite").read_bytes()
 
 
 def test_a_folder_can_be_named(folder: Path) -> None:

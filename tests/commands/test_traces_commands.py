@@ -166,7 +166,7 @@ def test_prune_asks_first_and_spares_what_runs(store: str) -> None:
     dry = json.loads(lgov("traces", "prune", store, "--before", "0s", "--dry-run", "--json").stdout)
     assert dry == {
         "store": store, "dry_run": True, "vacuum": False,
-        "rollouts": 4, "attempts": 1, "calls": 4, "rewards": 3, "spans": 1, "spared": 1,
+        "rollouts": 4, "attempts": 1, "calls": 4, "rewards": 3, "spans": 1, "spared": ["waits"],
     }  # fmt: skip
     refused = lgov("traces", "prune", store, "--before", "0s", given="n\n")
     assert refused.exit_code == Exit.INTERRUPTED

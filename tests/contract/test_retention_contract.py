@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lgov_core.errors import StoreError
-from lgov_core.store import Pruned, RolloutConfig, RolloutQueue, RolloutState
+from lgov_core.store import Pruned, RolloutConfig, RolloutQueue, RolloutState, rollout_queue
 from lgov_core.types import CapturedCall, Outcome, Reward, Rollout, Span
 from tests.contract.backends import Place
 
@@ -60,13 +60,13 @@ def test_what_holds_a_text_is_erased(store: RolloutQueue, reopen: Place) -> None
     def holds(value: object) -> bool:
         return "ann@example.org" in str(value).casefold()
 
-    expected = Pruned(rollouts=2, attempts=0, calls=6, rewards=2, spans=4, spared=1)
+    expected = Pruned(rollouts=2, attempts=0, calls=6, rewards=2, spans=4, spared=("waits",))
     assert store.erase(holds, dry_run=True) == expected
     assert left(store) == {"a", "b", "c", "waits", None}
     assert store.erase(holds) == expected
     assert left(store) == {"b", "waits", None}
     assert {call.response_id for call in store.calls() if call.rollout_id is None} == {"None-1000.0-0", "None-1000.0-1"}
-    assert store.erase(holds) == Pruned(spared=1)
+    assert store.erase(holds) == Pruned(spared=("waits",))
     again = reopen()
     assert left(again) == {"b", "waits", None}
     again.close()
@@ -122,10 +122,24 @@ def test_what_is_not_over_is_spared(store: RolloutQueue) -> None:
     assert {e.rollout_id for e in store.queue_entries(states=[RolloutState.RUNNING])} == {"waits", "runs"}
     store.finish_attempt("waits", 1, Outcome.INFRASTRUCTURE)
     pruned = store.prune(run_id="run1")
-    assert (pruned.rollouts, pruned.spared, pruned.attempts) == (2, 4, 1)
+    assert (pruned.rollouts, pruned.spared, pruned.attempts) == (2, ("again", "open", "runs", "waits"), 1)
     assert {r.rollout_id for r in store.rollouts()} == {"open", "waits", "runs", "again"}
     assert {e.rollout_id for e in store.queue_entries()} == {"waits", "runs", "again"}
     assert store.finish_attempt("runs", 1, Outcome.SUCCEEDED).outcome is Outcome.SUCCEEDED
+
+
+def test_a_run_that_was_killed_is_over_some_time_after_its_last_write(
+    store: RolloutQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(store, "killed", 100.0)
+    store.start_attempt("killed", 1)
+    store.enqueue([Rollout("held", "t", "run1", {}, 100.0)], RolloutConfig())
+    store.claim("w", 1, lease_s=3600.0, run_id="run1")
+    everything = {"killed", "held"}
+    assert store.prune(rollout_ids=everything).spared == ("held", "killed")
+    monkeypatch.setattr(rollout_queue, "SILENT_S", -1.0)
+    assert store.prune(rollout_ids=everything).spared == ("held",), "a worker holds it"
+    assert {rollout.rollout_id for rollout in store.rollouts()} == {"held"}
 
 
 def test_a_reader_of_endings_sees_no_ending_twice_after_older_ones_were_deleted(store: RolloutQueue) -> None:
