@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from lgov_core.errors import InstrumentationError, LgovError, PolicyDenied
+from lgov_core.errors import InstrumentationError, LgovError, PolicyDenied, counted
 from lgov_core.governance import Governance
 from lgov_core.policies.confinement import read_confinement
 from lgov_core.policies.policy_set import in_shadow_mode, trusted_programs
@@ -278,19 +278,21 @@ class GovernedRun:
             audit.append("ungoverned", about, arguments=None, content={})
 
     def _record_is_lost(self) -> list[str]:
-        """Closes the record; says why it does not hold what was decided, or cannot prove it, as its end is not signed."""
+        """Closes the record; says why it does not hold what was decided and done, or cannot prove it: its end is not signed."""
         from lgov_core.audit import AuditLog
 
-        audit = self.process.opened.audit
+        audit, failures = self.process.opened.audit, self.process.governor.failures
+        missing = failures["commit_outcome:audit"]
+        lost = [f"{counted(missing, 'call')} that ran without an outcome on record"] if missing else []
         if not isinstance(audit, AuditLog):
-            return []
+            return lost
         try:
-            if self.process.governor.failures["audit"]:
+            if failures["audit"]:
                 audit.ping()
             audit.close()
         except LgovError as error:
-            return [str(error)]
-        return []
+            lost.append(str(error))
+        return lost
 
     def _close(self) -> bool:
         """Closes everything and writes the report; returns True if the status is not 0 for the children or the record."""

@@ -398,6 +398,29 @@ def test_a_run_whose_record_is_gone_says_so_and_does_not_end_well(
     assert (failed.returncode, ".lgov/audit.db is gone" in failed.stderr) == (3, True), "the program's own status stays"
 
 
+def test_a_run_that_did_what_the_record_has_no_outcome_of_does_not_end_well(folder: Path) -> None:
+    (folder / "policy.yaml").write_text("version: 1\nrules:\n  - {name: any, use: allow}\n")
+    locked = """
+import sqlite3
+from langchain_core.tools import tool
+
+@tool
+def lock() -> str:
+    "Keeps the record locked."
+    global record
+    record = sqlite3.connect(".lgov/audit.db", isolation_level=None)
+    record.execute("BEGIN EXCLUSIVE")
+    return "done"
+
+print(lock.invoke({})[:6])
+record.close()
+"""
+    done = run(folder, locked)
+    assert (done.returncode, done.stdout) == (78, "DENIED\n"), done.stderr
+    assert "1 call that ran without an outcome on record" in done.stderr
+    assert "which does not hold what was decided" in done.stderr
+
+
 @pytest.mark.parametrize("place", ["removed", "a file"])
 def test_a_run_whose_end_is_not_kept_at_the_second_place_does_not_end_well_and_the_next_one_brings_it_there(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, place: str
