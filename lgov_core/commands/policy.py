@@ -52,6 +52,7 @@ def check(ctx: click.Context, file: Path, as_json: bool) -> None:
     """
     from lgov_core.authoring.rules import open_places, shut_tools
     from lgov_core.policies import OrderPolicy, dry_run, load_policy_file
+    from lgov_core.policies.confinement import read_confinement
 
     try:
         with dry_run():
@@ -85,6 +86,8 @@ def check(ctx: click.Context, file: Path, as_json: bool) -> None:
         text,
         as_json=as_json,
     )
+    if read_confinement(file).value is not None and not as_json:
+        click.echo("  note: judged as in its box; without lgov run --confine, confine: does not hold", err=True)
     if policies.mode == "shadow" and not as_json:
         click.echo("  note: in shadow mode nothing is blocked, decisions are only recorded", err=True)
     if policies.default == "deny" and not any(rule.permits for rule in policies.rules) and not as_json:

@@ -38,6 +38,13 @@ def test_a_file_whose_rules_only_restrict_is_noted(folder: Path) -> None:
         assert (result.exit_code, "no rule permits anything" in result.stderr) == (Exit.OK, noted)
 
 
+def test_a_file_with_rules_for_a_box_is_said_to_be_judged_as_in_it(folder: Path) -> None:
+    for text, noted in ((f"{POLICY}\nconfine: {{preset: workspace}}\n", True), (POLICY, False)):
+        (folder / "policy.yaml").write_text(text)
+        result = lgov("policy", "check", "policy.yaml")
+        assert (result.exit_code, "judged as in its box" in result.stderr) == (Exit.OK, noted)
+
+
 def test_a_wrong_policy_file_is_a_finding_with_its_line(folder: Path) -> None:
     (folder / "policy.yaml").write_text(POLICY.replace("use: tool", "use: tol"))
     result = lgov("policy", "check", "policy.yaml")
