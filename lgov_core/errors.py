@@ -14,6 +14,7 @@ Each class has a stable ``code`` for programs, and each instance may have a ``hi
      │    ├── PolicyDenied          an act was denied and the caller asked for an exception; carries the Decision
      │    └── PolicyViolationError  the same on the training side; carries the PolicyViolation
      ├── AuditError                 the audit record cannot be opened, read or written
+     │    ├── AuditInUse            a record that is to be archived is open elsewhere
      │    └── AuditKeyError         a signing key is missing, unusable, or not the record's
      ├── ScopeError                 a rollout scope is missing, or does not fit
      ├── KernelError                an agent, a kernel or an environment cannot be run as asked
@@ -115,6 +116,12 @@ class AuditKeyError(AuditError):
     """A key that signs audit records is missing, unusable, or not the record's. It says nothing about the record."""
 
     code = "audit_key"
+
+
+class AuditInUse(AuditError):
+    """An audit record that is to be archived is open elsewhere. It says nothing about the record."""
+
+    code = "audit_in_use"
 
 
 class ScopeError(LgovError):

@@ -14,7 +14,7 @@ from lgov_core._util.files import sync_folder
 from lgov_core.audit.log import NEXT, AuditLog
 from lgov_core.audit.signing import Signer, heads_path
 from lgov_core.audit.verify import VerifyReport, in_words, verify, verify_archived
-from lgov_core.errors import AuditError, AuditKeyError
+from lgov_core.errors import AuditError, AuditInUse, AuditKeyError
 
 ROTATION: Final = "rotation"
 RETIREMENT: Final = "retirement"
@@ -63,6 +63,7 @@ def rotate(
             if leftover.exists() and (leftover == following or leftover.samefile(path)):
                 leftover.unlink()
         previous = {"record": report.record, "entries": report.entries, "sha256": report.sha256, "file": target.name}
+        previous["key"] = report.key
         previous["folder"] = os.path.relpath(folder.resolve(), path.resolve().parent)
         with AuditLog(following, signer=following_signer or signer, heads=anchor) as log:
             log.append(ROTATION, {"previous": previous}, arguments=None, content={})
@@ -131,7 +132,7 @@ def _alone(path: Path, report: VerifyReport) -> sqlite3.Connection:
             raise sqlite3.OperationalError("it has just been written to")
     except sqlite3.Error as error:
         connection.close()
-        raise AuditError(
+        raise AuditInUse(
             f"audit record {path} is in use: {error}", hint="archive it when no program has it open, between two runs"
         ) from error
     return connection

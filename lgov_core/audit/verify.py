@@ -33,7 +33,8 @@ ones are a list of ids. Behind the first head it must be signed by a key of the 
 Ed25519 over ``b"lgov-audit-erasure-v1\0"`` and the canonical JSON of ``{"erased": …, "reason": …}``.
 
 The first entry of a record that continues an archived one is of kind ``rotation``: ``previous`` has the ``record``'s id, how
-many ``entries`` it had and their ``sha256`` (over their hashes, in order); entries after those, such as erasures, may follow.
+many ``entries`` it had, their ``sha256`` (over their hashes, in order) and the ``key`` (hex) of its heads; entries after
+those, such as erasures, may follow.
 An entry of kind ``loss`` says, in ``lost``, that entries up to ``last`` and heads up to ``number`` of a ``record`` are lost: of
 this one, which is a copy from before and goes on with the next number, or of one that lay in its place and is gone.
 An entry of kind ``retirement`` names, in ``retired``, the ids of archived records that were deleted.
@@ -411,7 +412,7 @@ class _Check:
             raw = fields.get("previous")
             previous = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
             # A value that it leaves out fits no record.
-            continues = {name: previous.get(name) for name in ("record", "entries", "sha256", "file", "folder")}
+            continues = {name: previous.get(name) for name in ("record", "entries", "sha256", "file", "folder", "key")}
             self.found = replace(self.found, continues=continues)
         elif kind == "loss" and isinstance(raw := fields.get("lost"), dict):
             loss = {name: cast("dict[str, Any]", raw).get(name) for name in ("record", "number", "last")}
@@ -547,8 +548,8 @@ def verify_archived(
 
     They are found by their ids in the folder ``archive``, or by name where none has the id, and are not among each other's
     ``others``. One that is not there is a fault of the record that continues it, unless an entry says that it was deleted.
-    Without ``archive`` they are looked for where the record says, beside and below it, and one may be elsewhere. Ends with the
-    first record that is broken.
+    Without ``archive`` they are looked for where the record says, beside and below it, and one may be elsewhere. A record of
+    ``key`` names the key of the one before it. Ends with the first record that is broken.
     """
     reports = [(os.fspath(path), verify(path, key=key, head=head, require_signed=require_signed))]
     retired: set[str] = set()
@@ -566,6 +567,8 @@ def verify_archived(
         if older_path is None:
             break
         count = before["entries"] if isinstance(before["entries"], int) else 0
+        if report.key_trusted and not report.before_key:
+            key = before["key"] or key
         older = verify(older_path, key=key, head=head, require_signed=require_signed, entries=count)
         if older.ok and (older.entries < count or older.sha256 != before["sha256"]):
             problem = f"its first {count} entries are not those that the record after it continues"

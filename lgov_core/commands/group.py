@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from lgov_core.errors import AuditError, AuditKeyError, InstrumentationError, LgovError, PolicyDenied, SettingsError
+from lgov_core.errors import (
+    AuditError,
+    AuditInUse,
+    AuditKeyError,
+    InstrumentationError,
+    LgovError,
+    PolicyDenied,
+    SettingsError,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,6 +55,7 @@ _EXIT_OF_ERROR = {
     SettingsError: Exit.USAGE,
     PolicyDenied: Exit.DENIED,
     AuditKeyError: Exit.FINDING,
+    AuditInUse: Exit.FINDING,
     AuditError: Exit.AUDIT_BROKEN,
     InstrumentationError: Exit.CANNOT_GOVERN,
 }

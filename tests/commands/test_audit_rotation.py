@@ -152,7 +152,7 @@ def test_a_record_in_use_is_not_archived(tmp_path: Path, key: SigningKey) -> Non
     with AuditLog(path, signer=key) as log:
         log.commit(Action(Point.PRE_TOOL_CALL, "one"), ALLOWED)
         done = lgov("audit", "rotate", str(path), "--to", "old", "--set", "audit_key=audit.key")
-        assert (done.exit_code, "is in use" in done.stderr) == (4, True)
+        assert (done.exit_code, "is in use" in done.stderr) == (1, True), "the record is not broken"
         log.commit(Action(Point.PRE_TOOL_CALL, "two"), ALLOWED)
     assert verify(path, key=key.public, require_signed=True).ok
     assert not list((tmp_path / "old").iterdir())
@@ -194,4 +194,12 @@ def test_another_key_begins_with_a_rotation(tmp_path: Path, key: SigningKey, mon
     write(tmp_path / "audit.db", following, "second")
     archive = Path(json.loads(done.stdout)["archive"])
     assert (verify(archive, key=key.public).ok, verify(tmp_path / "audit.db", key=following.public).ok) == (True, True)
-    assert lgov("audit", "verify", "audit.db", "--archive", "old").exit_code == 0
+    across = ("audit", "verify", "audit.db", "--archive", "old", "--require-signed")
+    assert lgov(*across).exit_code == 0
+    done = lgov(*across, "--key", "next.key.pub", "--head", "audit.db.heads.jsonl")
+    assert done.exit_code == 0, f"the record says which key was before its own: {done.output}"
+    assert lgov(*across, "--key", "audit.key.pub").exit_code == 4, "a key that was given up signs nothing new"
+    archive.unlink()
+    make_key(tmp_path / "forged.key")
+    write(archive, load_key(tmp_path / "forged.key"), "first")
+    assert lgov(*across, "--key", "next.key.pub").exit_code == 4
