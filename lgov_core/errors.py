@@ -38,7 +38,7 @@ Each class has a stable ``code`` for programs, and each instance may have a ``hi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from lgov_core.types import Decision, PolicyViolation
 from lgov_core.types.errors import LgovError, RewardError, TransitionError
@@ -212,8 +212,8 @@ class ContextOverflow(EndpointError):
 class UpstreamError(EndpointError):
     """The server behind the endpoint failed or could not be reached.
 
-    The message is for the agent. For those who run the endpoint ``where`` is the server's host and port, and ``detail`` what it
-    sent instead of a reply.
+    The message is for the agent, and so are ``headers``, which say when to ask again. For those who run the endpoint ``where``
+    is the server's host and port, and ``detail`` what it sent instead of a reply.
     """
 
     code = "upstream"
@@ -226,10 +226,12 @@ class UpstreamError(EndpointError):
         hint: str | None = None,
         where: str | None = None,
         detail: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message, status=status, hint=hint)
         self.where = where
         self.detail = detail
+        self.headers = headers or {}
 
 
 class RewardFileError(FileError, RewardError):

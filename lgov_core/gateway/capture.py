@@ -20,7 +20,7 @@ from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import AttemptEnded, EndpointError, LgovError, StoreError, UpstreamError
 from lgov_core.gateway.limits import Admission, cut_short
 from lgov_core.gateway.operation import IN_THE_LOG, Readiness, UseCounts, for_client, in_full, log_failure
-from lgov_core.gateway.protocol import Attribution, Engine, UpstreamRejection
+from lgov_core.gateway.protocol import Attribution, Engine
 from lgov_core.governor import ObservedDecision
 from lgov_core.hookspecs import hookimpl
 from lgov_core.store import TraceStore
@@ -172,8 +172,7 @@ class Capture:
     def note_failure(self, who: Attribution, status: int, error: LgovError) -> None:
         """Logs that a call failed, and keeps it if the machines did it: the engine, the upstream, a limit, the record."""
         log_failure(error, status, who)
-        denied_upstream = isinstance(error, UpstreamRejection) and status in (401, 403)
-        if who.rollout_id is not None and (status >= 500 or status in (408, 429) or denied_upstream):
+        if who.rollout_id is not None and (status >= 500 or status in (408, 429)):
             self.failures.put(who.owner, f"{status} {in_full(error)}")
 
     def left_out_of(self, who: Attribution) -> Counter[str]:

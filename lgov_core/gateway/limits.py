@@ -23,7 +23,7 @@ from starlette.responses import Response
 
 from lgov_core._util.json_text import ReceivedBody, wire_bytes
 from lgov_core._util.schema import Mistake, checked
-from lgov_core.errors import EndpointError
+from lgov_core.errors import EndpointError, LgovError
 from lgov_core.wire.fields import count_values, read_json
 
 if TYPE_CHECKING:
@@ -101,10 +101,10 @@ def cut_short() -> Busy:
     return Busy("the endpoint stopped before the reply was complete", status=503, retry_after_s=5)
 
 
-def retry_headers(error: Exception) -> dict[str, str]:
-    """The headers that tell the client when to send a refused call again."""
+def retry_headers(error: LgovError) -> Mapping[str, str]:
+    """The headers that tell the client when to send a refused call again: an upstream's own, or lgov's."""
     seconds: float | None = getattr(error, "retry_after_s", None)
-    return {} if seconds is None else {"retry-after": str(max(1, round(seconds)))}
+    return getattr(error, "headers", {}) if seconds is None else {"retry-after": str(max(1, round(seconds)))}
 
 
 class BodyBudget:

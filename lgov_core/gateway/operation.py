@@ -58,8 +58,7 @@ def log_failure(error: LgovError, status: int, who: Attribution) -> None:
         return
     where = getattr(error, "where", None)
     # The message of a smaller error quotes the request, but for that about a key; that of a refusal what a policy says.
-    is_of_key = status in (401, 403) and where is None
-    quotes = (status < 500 and not is_of_key) or hasattr(error, "decision_id")
+    quotes = (status < 500 and status not in (401, 403)) or hasattr(error, "decision_id")
     fields = {
         **_of_caller(who),
         "status": status,

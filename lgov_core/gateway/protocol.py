@@ -222,7 +222,8 @@ class Gate(Protocol):
 class UpstreamRejection(UpstreamError):
     """The upstream refused the request (a 4xx): its status, body and content type are handed on as they are.
 
-    ``route`` is the API in which it was asked.
+    A refusal of the endpoint's own key is not one: no client can do anything about it. ``route`` is the API in which it was
+    asked.
     """
 
     def __init__(
@@ -235,11 +236,10 @@ class UpstreamRejection(UpstreamError):
         headers: Mapping[str, str],
         route: str = "chat",
     ) -> None:
-        super().__init__(message, status=status)
+        super().__init__(message, status=status, headers=headers)
         self.route = route
         self.body = body
         self.content_type = content_type
-        self.headers = headers
 
 
 #: How servers say that a prompt is too long: the most tokens and those of the prompt, or the other way round.

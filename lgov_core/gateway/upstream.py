@@ -37,6 +37,10 @@ _ADDRESS = re.compile(
     r"(?<![\w.:])(\d+(?:\.\d+){3}|\[[\da-f:.]+\]|[\da-f]*:[\da-f]*:[\da-f:.]*[\da-f])(?::\d+)?(?!\.?\d|\w)", re.I | re.A
 )
 _FORWARDED_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
+#: By these an upstream refuses whom it knows by the endpoint's key: no agent has another one.
+_OF_CREDENTIALS = frozenset({401, 402, 403, 407})
+#: A key of fewer characters is a placeholder (``EMPTY``), and such a word may be anywhere.
+_SHORTEST_SECRET: Final = 8
 
 
 class UpstreamEngine:
@@ -50,8 +54,8 @@ class UpstreamEngine:
     asked again without, and that is remembered for the model. Replies come back unchanged, byte for byte. ``models`` are
     the names that are sent there, None for every name. ``timeout_s`` is for a whole reply, or between streamed pieces.
 
-    Failures are `UpstreamError`: 502 for a server that is down, breaks off, or answers 5xx or nonsense, 504 for one
-    that takes too long. A 4xx is `UpstreamRejection`. No server is asked twice: the client decides that.
+    Failures are `UpstreamError`: 502 for a server that is down, breaks off, refuses ``api_key``, or answers 5xx or nonsense,
+    504 for one that takes too long. Any other 4xx is `UpstreamRejection`. No server is asked twice: the client decides that.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class UpstreamEngine:
         self.speaks = frozenset(speaks)
         self.pool = UpstreamPool(urls, check_s=check_s)
         self.readings = self.pool.readings
+        self._secret = api_key if api_key is not None and len(api_key) >= _SHORTEST_SECRET else None
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         if "messages" in self.speaks:
             self._headers |= {"anthropic-version": "2023-06-01", **({"x-api-key": api_key} if api_key else {})}
@@ -198,7 +203,7 @@ class UpstreamEngine:
             replica, response = await self.pool.ask(send, caller().rollout_id)
             try:
                 if response.status != 200:
-                    raise _rejection(replica, response, await _read(response), request.route)
+                    raise self._refusal(replica, response, await _read(response), request.route)
                 yield replica, response
             except FAILURES:
                 self.pool.count_failure(replica)
@@ -206,7 +211,7 @@ class UpstreamEngine:
             finally:
                 self.pool.done(replica, response)
         except UpstreamError as error:  # an event of a stream may quote what the server says
-            error.message, error.where = without_addresses(error.message, where), where
+            error.message, error.where = self._without_secret(without_addresses(error.message, where)), where
             raise
         except (*FAILURES, UnicodeDecodeError) as error:
             if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):
@@ -241,31 +246,39 @@ class UpstreamEngine:
             blamed = _blamed(text, list(added))
             if not blamed:
                 replica.failures = 0
-                raise _rejection(replica, response, text, request.route)
+                raise self._refusal(replica, response, text, request.route)
             refused |= blamed
         if refused != refused_before and response.status < 400:
             self._refused[kind] = refused
         return response
 
-
-def _rejection(replica: Replica, response: aiohttp.ClientResponse, body: bytes, route: str) -> EndpointError:
-    """The error for an answer that is not a reply; `UpstreamRejection` for a status 4xx."""
-    if not 400 <= response.status < 500:
+    def _refusal(self, replica: Replica, response: aiohttp.ClientResponse, body: bytes, route: str) -> EndpointError:
+        """The error for an answer that is not a reply; `UpstreamRejection` for a status 4xx that is about the request."""
+        status, body = response.status, self._without_secret(body.decode("latin-1")).encode("latin-1")
         text = body[:300].decode(errors="replace")
-        return UpstreamError(f"the upstream answered {response.status}", where=replica.label, detail=text)
-    body = without_addresses(body.decode("latin-1"), replica.label).encode("latin-1")
-    text = body[:300].decode(errors="replace")
-    overflow = overflow_in(body.decode(errors="replace"))
-    if overflow is not None and route != "messages" and overflow.code.encode() not in body:
-        return overflow  # a server that does not name it as clients of this API expect
-    return UpstreamRejection(
-        f"the upstream answered {response.status}: {text}",
-        status=response.status,
-        body=body,
-        content_type=response.content_type,
-        headers={name: response.headers[name] for name in _FORWARDED_HEADERS if name in response.headers},
-        route="messages" if route == "messages" else "chat",
-    )
+        headers = {name: response.headers[name] for name in _FORWARDED_HEADERS if name in response.headers}
+        if status in _OF_CREDENTIALS:
+            what = f"the upstream answered {status}, which is about the endpoint's own key there, not the client's"
+            never = {"x-should-retry": "false"}  # clients ask again after a 502
+            return UpstreamError(what, hint=IN_THE_LOG, where=replica.label, detail=text, headers=never)
+        if not 400 <= status < 500:
+            what = f"the upstream answered {status}"
+            return UpstreamError(what, where=replica.label, detail=text, headers=headers)
+        body = without_addresses(body.decode("latin-1"), replica.label).encode("latin-1")
+        overflow = overflow_in(body.decode(errors="replace"))
+        if overflow is not None and route != "messages" and overflow.code.encode() not in body:
+            return overflow  # a server that does not name it as clients of this API expect
+        return UpstreamRejection(
+            f"the upstream answered {status}: {body[:300].decode(errors='replace')}",
+            status=status,
+            body=body,
+            content_type=response.content_type,
+            headers=headers,
+            route="messages" if route == "messages" else "chat",
+        )
+
+    def _without_secret(self, text: str) -> str:
+        return text if self._secret is None else text.replace(self._secret, "(the endpoint's key)")
 
 
 def without_addresses(text: str, label: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import threading
 
@@ -76,6 +77,54 @@ def test_refusals_come_back_with_status_body_and_retry_hint(serve, store):
     with pytest.raises(openai.RateLimitError, match="slow down"):
         client.chat.completions.create(**BODY)
     assert list(store.calls()) == []
+
+
+@pytest.mark.parametrize("status", [401, 402, 403, 407])
+@pytest.mark.parametrize("more", [{}, {"stream": True}])
+def test_a_refusal_of_the_endpoints_own_key_is_a_502_of_its_own_and_the_cause_is_in_the_log(status, more, caplog):
+    said = ScriptedReply("bad key sk-upstreamsecret123 in /etc/keys", status=status)
+    caplog.set_level(logging.INFO, logger="lgov")
+    with (
+        ScriptedModelServer([said, said]) as model,
+        endpoint_for(model.base_url, api_key="sk-upstreamsecret123") as endpoint,
+    ):
+        for path, body in (("/chat/completions", BODY), ("/messages", {**BODY, "max_tokens": 9})):
+            reply = httpx.post(f"{endpoint.base_url}{path}", json={**body, **more})
+            assert (reply.status_code, reply.headers["x-should-retry"]) == (502, "false"), "asking again cannot help"
+            told = f"the upstream answered {status}, which is about the endpoint's own key there, not the client's"
+            assert told in reply.json()["error"]["message"]
+            assert "bad key" not in reply.text
+            assert "/etc/keys" not in reply.text
+    logged = [record for record in caplog.records if record.message == "request failed"]
+    here = model.base_url.removeprefix("http://").removesuffix("/v1")
+    assert [(line.lgov_fields["upstream"], line.lgov_fields["error"]) for line in logged] == [(here, told)] * 2
+    for line in logged:
+        assert "bad key" not in str(line.lgov_fields)
+        assert "bad key (the endpoint's key) in /etc/keys" in line.lgov_content["detail"], "no log holds a key"
+
+
+def test_no_refusal_of_an_upstream_tells_the_endpoints_key():
+    said = "Bearer sk-upstreamsecret123 cannot use m"
+    event = {"error": {"message": said}}
+    replies = [
+        ScriptedReply(said, status=404),
+        ScriptedReply(body=f"data: {json.dumps(event)}\n\n".encode(), content_type="text/event-stream"),
+    ]
+    with (
+        ScriptedModelServer(replies) as model,
+        endpoint_for(model.base_url, api_key="sk-upstreamsecret123") as endpoint,
+    ):
+        for more in ({}, {"stream": True}):
+            reply = httpx.post(f"{endpoint.base_url}/chat/completions", json={**BODY, **more})
+            assert "Bearer (the endpoint's key) cannot use m" in reply.text
+
+
+def test_an_upstream_that_is_busy_says_when_to_ask_again(serve):
+    serving = serve([ScriptedReply("loading", status=503, headers={"retry-after": "9"})] * 2)
+    for stream in (False, True):
+        reply = ask(serving, stream=stream)
+        assert (reply.status_code, reply.headers["retry-after"]) == (502, "9")
+        assert "loading" not in reply.text
 
 
 BAD_REPLIES = [
