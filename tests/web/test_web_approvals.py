@@ -16,7 +16,7 @@ from lgov_core.gateway.server import EndpointServer
 from lgov_core.policies import ApprovalPolicy, ApprovalRequests
 from lgov_core.types import Action, Effect, Point
 from lgov_core.views.web.app import MountedWindow
-from lgov_core.views.web.window import Window
+from lgov_core.views.web.window import Window, WindowOptions
 from tests.web.browser import expect
 from tests.web.recorded_run import ask_for_approval, make_run
 from tests.web.served import Served, served
@@ -55,6 +55,13 @@ def test_the_arguments_are_shown_exactly_as_they_are_bound(window: Served, page:
 def test_a_request_is_counted_in_the_navigation_of_every_page(window: Served, page: Any) -> None:
     window.open(page, "#/runs")
     expect(page.get_by_label("1 waiting")).to_be_visible()
+
+
+def test_a_file_that_is_named_in_two_ways_is_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    window = Window(str(folder), WindowOptions(approvals=(Path("approvals.sqlite"),)))
+    assert window.approval_files() == [folder / "approvals.sqlite"]
+    window.close()
 
 
 def test_an_answer_is_recorded_with_its_name_and_reason(window: Served, page: Any, folder: Path) -> None:

@@ -364,7 +364,9 @@ class _Routes:
         files = await run_in_threadpool(self._window.approval_files)
         items = await run_in_threadpool(list_approvals, files, everything=everything)
         owners = {
-            str(file): opened.source.source_id for opened in self._window.sources() for file in opened.source.approvals
+            str(file.resolve()): opened.source.source_id
+            for opened in self._window.sources()
+            for file in opened.source.approvals
         }
         items = [{**item, "source": owners.get(item["file"])} for item in items]
         return json_answer({"may_answer": True, "files": [str(file) for file in files], "items": items})

@@ -12,7 +12,7 @@ import binascii
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -269,7 +269,7 @@ class Window:
                             source,
                             store=self._options.store or source.store,
                             audit=self._options.audit or source.audit or self._options.usual_audit,
-                            approvals=tuple(dict.fromkeys((*self._options.approvals, *source.approvals))),
+                            approvals=tuple(_files_of((*self._options.approvals, *source.approvals))),
                         )
                     if opened is not None and opened.source.store is not None and source.store is None:
                         continue  # its store is gone, which it says itself
@@ -297,7 +297,7 @@ class Window:
     def approval_files(self) -> Sequence[Path]:
         """The files of approval requests that exist."""
         files = (path for source in self.sources() for path in source.source.approvals)
-        return [path for path in dict.fromkeys((*self._options.approvals, *files)) if path.is_file()]
+        return [path for path in _files_of((*self._options.approvals, *files)) if path.is_file()]
 
     def prices(self) -> Mapping[str, Price]:
         """The prices of models, by name or glob, that the budgets of the policy files say. Raises `LgovError`."""
@@ -412,6 +412,11 @@ def _marks(opened: CheckedSource) -> dict[str, Any]:
     except LgovError:  # the state says so
         pass
     return marks
+
+
+def _files_of(paths: Iterable[Path]) -> list[Path]:
+    """These files, each once, however it is named."""
+    return list(dict.fromkeys(path.resolve() for path in paths))
 
 
 def _stamps(paths: Sequence[Path]) -> list[int]:
