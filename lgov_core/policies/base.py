@@ -1,4 +1,4 @@
-"""The base class of the built-in policies."""
+"""The base class of policies that never wait, as most of the built-in ones."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ class Unclear(Exception):
 
 
 class BoundedPolicy:
-    """Base of the built-in policies: remembers what it was made with, and shortens the making of decisions.
+    """Base of policies whose ``judge`` never waits: remembers what it was made with, shortens the making of decisions.
 
-    It promises bounded cost; a policy that may wait says so by ``bounded = False``.
+    **It has no timeout**: ``judge`` runs in place and is waited for however long it takes. A subclass that may wait (for a
+    file, a lock, another service) says ``bounded = False``; any other class with a name and a ``judge`` has a timeout.
     """
 
     bounded: bool = True

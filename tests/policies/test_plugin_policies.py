@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lgov_core import Action, Point, load_policy_file
+from lgov_core import Action, Effect, Governor, Point, load_policy_file
 from lgov_core.errors import PluginError, PolicyFileError
+from lgov_core.policies import PolicySet
+
+PAGE = Path(__file__).parents[2] / "docs/reference/policies.md"
 
 OFFICE = """
     from lgov_core import hookimpl
@@ -93,3 +99,23 @@ def test_two_plugins_may_not_give_the_same_name(install, tmp_path: Path) -> None
 def test_without_the_package_the_name_is_unknown(tmp_path: Path) -> None:
     with pytest.raises(PolicyFileError, match="there is no policy 'office_hours'"):
         load_policy_file(policy_file(tmp_path, "office_hours"))
+
+
+def test_a_policy_written_as_the_reference_shows_it_is_not_waited_for() -> None:
+    names: dict[str, Any] = {}
+    exec(re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)[0], names)
+    office_hours = names["lgov_policies"]()["office_hours"]
+    is_over = threading.Event()
+
+    class AsksTheOffice(office_hours):  # pyright: ignore[reportUntypedBaseClass]
+        def judge(self, action: Action) -> Any:
+            is_over.wait(20)
+            return super().judge(action)
+
+    digests = {PolicySet([office_hours(opens=hour, closes=24)]).digest for hour in (0, 1)}
+    assert len(digests) == 2, "its options are part of the policies"
+    governor = Governor(PolicySet([AsksTheOffice(opens=0, closes=24)]), timeout_s=0.1)
+    decision = governor.decide(Action(Point.PRE_TOOL_CALL, "pay"))
+    is_over.set()
+    governor.close()
+    assert (decision.effect, decision.rule) == (Effect.DENY, "policy-timeout")
