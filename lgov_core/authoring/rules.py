@@ -366,9 +366,10 @@ def _ways(
         yield "path", {**argument, "roots": list(roots), "cwd": roots[-1]}, note
     elif meaning == "url":
         note = (
-            "no private or metadata address; open: every public host, so name yours in domains, and what a URL carries"
+            "no private or metadata address, nor a name that leads to one (resolve: false where only a proxy knows names);"
+            " open: every public host, so name yours in domains, and what a URL carries"
         )
-        yield "egress", {**argument, "domains": ["*"], "schemes": ["http", "https"], "resolve": False}, note
+        yield "egress", {**argument, "domains": ["*"], "schemes": ["http", "https"]}, note
     elif meaning == "sql":
         for name in arguments:
             note = "SQL that only reads; open: every table, see tables. mode: guarded also changes rows"

@@ -120,7 +120,7 @@ def _egress(tool: ToolActs, argument: str, texts: Counter[str]) -> Iterator[Prop
     options: dict[str, Any] = {"argument": argument, "domains": sorted(hosts), "schemes": sorted(schemes)}
     if texts.total() == 1:
         notes.append("one example: open to every public host; name yours in domains")
-        yield rule_of("egress", tool, argument, {**options, "domains": ["*"], "resolve": False}, notes)
+        yield rule_of("egress", tool, argument, {**options, "domains": ["*"]}, notes)
     yield rule_of("egress", tool, argument, options, notes)
 
 

@@ -83,7 +83,7 @@ def test_the_next_run_has_no_false_denial(program: str, tools: str, ran: int, tm
     assert done.stdout.count("RAN") >= ran, done.stdout
 
 
-def test_arguments_are_held_to_where_they_may_lead(tmp_path: Path) -> None:
+def test_arguments_are_held_to_where_they_may_lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = written_policy("places", tmp_path)
     assert [name for name in rules if ": " in name] == [
         "read_file: path",
@@ -103,6 +103,12 @@ def test_arguments_are_held_to_where_they_may_lead(tmp_path: Path) -> None:
     assert "lgov approvals" in lines[4]
     opens = run(tmp_path, "policy", "check", "policy.yaml").stdout
     assert "open:" not in opens
+    addresses = {"inside.example.com": "169.254.169.254", "public.example.com": "93.184.216.34"}
+    monkeypatch.setattr("socket.getaddrinfo", lambda host, *_, **__: [(0, 0, 0, "", (addresses[host], 0))])
+    policies = load_policy_file(tmp_path / "policy.yaml")
+    pages = [{"url": f"https://{host}/", "headers": None} for host in addresses]
+    fetches = [Action(Point.PRE_TOOL_CALL, "fetch", arguments=page) for page in pages]
+    assert [decision.rule for decision in map(policies.judge, fetches)] == ["url-address", "allow"]
 
 
 def test_code_runs_in_the_box_that_init_names(tmp_path: Path) -> None:

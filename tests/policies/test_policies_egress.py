@@ -15,6 +15,7 @@ import pytest
 
 from lgov_core.errors import PolicyDenied, PolicyError
 from lgov_core.policies import EgressPolicy, guarded_connect, guarded_opener, load_policies
+from lgov_core.policies.confinement import made_for_box
 from lgov_core.policies.network.egress import why_closed
 from lgov_core.types import Action, Point
 
@@ -177,6 +178,10 @@ def test_a_resolver_that_fails_denies() -> None:
 
     policy = EgressPolicy(domains=["*"], resolver=failing)
     assert policy.judge_url("https://good.example/").rule == "url-unresolved"
+    with made_for_box():  # no name can be looked up there; the box's proxy does
+        boxed = EgressPolicy(domains=["*"], resolver=failing)
+    assert not boxed.judge_url("https://good.example/").blocks
+    assert boxed.judge_url("https://169.254.169.254/").rule == "url-address"
     with pytest.raises(PolicyDenied):
         policy.check_url("https://good.example/")
 

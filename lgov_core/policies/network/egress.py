@@ -20,6 +20,7 @@ from msgspec import Meta
 from lgov_core.errors import PolicyDenied, PolicyError
 from lgov_core.governor.options import argument_names, names
 from lgov_core.policies.base import BoundedPolicy, Unclear
+from lgov_core.policies.confinement import in_box
 from lgov_core.policies.options import Names, PolicyOptions, Text, Texts, YesOrNo, takes
 from lgov_core.types import Action, Decision, Point, Severity
 
@@ -272,9 +273,9 @@ class EgressPolicy(BoundedPolicy):
     tunnelled and metadata addresses are denied unless ``domains`` names them as addresses or networks.
 
     With ``resolve``, the default when ``domains`` contains ``*``, every address of the host is checked too, and a host
-    without an address is denied. The fetch may get another address than the check: fetch with `guarded_opener`, or connect
-    to ``check_url(url).addresses`` (which always looks up) and check each redirect the same way. ``resolver`` replaces the
-    system's.
+    without an address is denied; in a box its proxy looks names up. The fetch may get another address than the check: fetch
+    with `guarded_opener`, or connect to ``check_url(url).addresses`` (which always looks up) and check each redirect the
+    same way. ``resolver`` replaces the system's.
 
     Evaluates ``pre_tool_call``; has no opinion on hand-offs and agents. ``bounded`` unless it resolves, which may wait for a
     name server. May be called from several threads at once. Fails closed. Raises `PolicyError` for an option without a
@@ -296,7 +297,8 @@ class EgressPolicy(BoundedPolicy):
         self.networks = tuple(destination.network for destination in self.places if destination.network is not None)
         self.arguments = None if options.argument is None else argument_names(name, options.argument, "the URL")
         anywhere = any(destination.host == "*" for destination in self.places)
-        self.resolves = anywhere if options.resolve is None else options.resolve
+        #: In a box no name can be looked up: its proxy does that, for the hosts that the policy file names.
+        self.resolves = (anywhere and not in_box()) if options.resolve is None else options.resolve
         self.bounded = not self.resolves
         self._look_up = options.resolver or system_resolver
 
