@@ -20,10 +20,9 @@ class Unclear(Exception):
 
 
 class BoundedPolicy:
-    """Base of policies whose ``judge`` never waits: remembers what it was made with, shortens the making of decisions.
+    """Base of policies whose ``judge`` never waits, so that it **has no timeout**; it also shortens the making of decisions.
 
-    **It has no timeout**: ``judge`` runs in place and is waited for however long it takes. A subclass that may wait (for a
-    file, a lock, another service) says ``bounded = False``; any other class with a name and a ``judge`` has a timeout.
+    A subclass that may wait says ``bounded = False``; any other class with a name and a ``judge`` has a timeout.
     """
 
     bounded: bool = True
