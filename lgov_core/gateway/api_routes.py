@@ -41,6 +41,9 @@ from lgov_core.gateway.protocol import (
     changes_of,
     gate_replies,
     gate_request,
+    model_entry,
+    models_of,
+    no_model,
     overflow_in,
     refusal_completion,
     speaks,
@@ -103,8 +106,7 @@ class ApiRoutes:
             for engine in self._engines:
                 if name in engine.models:
                     return engine
-        models = [name for engine in self._engines for name in engine.models if name != ANY_MODEL]
-        raise EndpointError(f"there is no model {model!r}", status=404, hint=f"there are: {', '.join(models)}")
+        raise no_model(model, [name for engine in self._engines for name in engine.models])
 
     def _who(self, request: Request, *, allow_unattributed: bool) -> Attribution:
         grant = grant_of(request.scope)
@@ -360,10 +362,14 @@ class ApiRoutes:
     async def models(self, request: Request) -> Response:
         """``GET .../v1/models`` and ``GET .../v1/models/NAME``, for clients of either kind."""
         self._who(request, allow_unattributed=True)
-        name = request.path_params.get("model")
-        if name is not None:
-            return json_response(_model(name, self._engine_for(name)))
-        data = [_model(name, engine) for engine in self._engines for name in engine.models if name != ANY_MODEL]
+        model = request.path_params.get("model")
+        if model is not None:
+            engine = self._engine_for(model)
+            if {model, ANY_MODEL}.isdisjoint(names := await models_of(engine)):
+                raise no_model(model, names)
+            return json_response(model_entry(model, engine))
+        named = [(name, engine) for engine in self._engines for name in await models_of(engine)]
+        data = [model_entry(name, engine) for name, engine in named if name != ANY_MODEL]
         ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
         return json_response({"object": "list", "data": data, "has_more": False, **ends})
 
@@ -396,13 +402,6 @@ class ApiRoutes:
         failed = EndpointError(f"the endpoint failed: {type(error).__name__}", status=500, hint=IN_THE_LOG)
         failed.__cause__ = error
         return self.refuse(failed, api)
-
-
-def _model(name: str, engine: Engine) -> dict[str, Any]:
-    return {
-        "id": name, "object": "model", "created": 0, "owned_by": engine.name,
-        "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z",
-    }  # fmt: skip
 
 
 def _texts_to_embed(body: Mapping[str, Any]) -> ChatRequest:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -31,10 +31,10 @@ class Engine(Protocol):
     """Answers model calls. All methods are called from the endpoint's event loop, many requests at once.
 
     An engine answers chat completions, from which other APIs are translated, unless an attribute ``speaks`` lists them
-    (see `speaks`). Optional are ``async embed(body) -> body``, ``async count_tokens(request) -> int`` and ``lacks``, the fields
-    of a chat completion that its model has no dial for. All raise `EndpointError` for what the engine cannot do and
-    `UpstreamError` when the server behind it failed. ``stream`` yields pieces as the client will see them, and last the one
-    with the completion; closing it early cancels the call.
+    (see `speaks`). Optional are ``async embed(body) -> body``, ``async count_tokens(request) -> int``, ``async list_models()``,
+    the names that `ANY_MODEL` stands for, and ``lacks``, the fields of a chat completion that its model has no dial for. All
+    raise `EndpointError` for what the engine cannot do and `UpstreamError` when the server behind it failed. ``stream`` yields
+    pieces as the client will see them, and last the one with the completion; closing it early cancels the call.
     """
 
     name: str
@@ -110,6 +110,26 @@ def speaks(engine: Engine) -> frozenset[str]:
     ``chat``, ``completions``, ``responses``, ``messages``, ``embeddings``.
     """
     return frozenset(getattr(engine, "speaks", ("chat",)))
+
+
+async def models_of(engine: Engine) -> Sequence[str]:
+    """The names that an engine answers to; for `ANY_MODEL` those that it lists, if it can. Raises `UpstreamError`."""
+    listing = getattr(engine, "list_models", None)
+    return engine.models if listing is None or ANY_MODEL not in engine.models else await listing()
+
+
+def model_entry(name: str, engine: Engine) -> dict[str, Any]:
+    """One model in the list, for clients of either kind."""
+    return {
+        "id": name, "object": "model", "created": 0, "owned_by": engine.name,
+        "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z",
+    }  # fmt: skip
+
+
+def no_model(name: str, names: Iterable[str]) -> EndpointError:
+    """The error (404) for a model of another name than ``names``."""
+    there_are = ", ".join(name for name in names if name != ANY_MODEL)
+    return EndpointError(f"there is no model {name!r}", status=404, hint=f"there are: {there_are}")
 
 
 @dataclass(frozen=True, slots=True)

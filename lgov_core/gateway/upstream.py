@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import ipaddress
 import re
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import aiohttp
@@ -29,6 +30,8 @@ _UNKNOWN_FIELD = re.compile(
 #: Servers commonly drop idle connections after five seconds; a call must not race with that.
 _KEEPALIVE_S: Final = 3.0
 _CONNECT_S: Final = 10.0
+#: Seconds in which a server has to list its models.
+_LISTING_S: Final = 5.0
 _MAX_CONNECTIONS: Final = 512
 #: The longest reply that is read, in bytes.
 _LONGEST_REPLY: Final = 512 * 1024 * 1024
@@ -41,6 +44,10 @@ _FORWARDED_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
 _OF_CREDENTIALS = frozenset({401, 402, 403, 407})
 #: A key of fewer characters is a placeholder (``EMPTY``), and such a word may be anywhere.
 _SHORTEST_SECRET: Final = 8
+#: The route of what asks which models there are; no client has sent it, so none can mend what is refused.
+_LISTING: Final = "models"
+
+_Send = Callable[[Replica], Awaitable[aiohttp.ClientResponse]]
 
 
 class UpstreamEngine:
@@ -146,8 +153,25 @@ class UpstreamEngine:
             raise UpstreamError("the upstream counted no tokens", where=self.pool.replicas[0].label)
         return counted
 
+    async def list_models(self) -> list[str]:
+        """The names that the first server lists that answers, at most five seconds later."""
+        timeout = aiohttp.ClientTimeout(total=min(_LISTING_S, self._timeout_s))
+
+        async def send(replica: Replica) -> aiohttp.ClientResponse:
+            return await self._connections().get(f"{replica.url}/models", timeout=timeout, allow_redirects=False)
+
+        body, replica = await self._object(send, _LISTING, timeout)
+        models: Any = body.get("data")
+        if not isinstance(models, list):
+            raise UpstreamError("the upstream does not list its models", where=replica.label, detail=str(body)[:300])
+        return [model["id"] for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
+
     async def _whole(self, request: ChatRequest, path: str) -> tuple[ReceivedBody, Replica]:
-        async with self._response(request, path, self._whole_timeout) as (replica, response):
+        send = partial(self._post, request, path, self._whole_timeout)
+        return await self._object(send, request.route, self._whole_timeout)
+
+    async def _object(self, send: _Send, route: str, timeout: aiohttp.ClientTimeout) -> tuple[ReceivedBody, Replica]:
+        async with self._response(send, route, timeout) as (replica, response):
             raw = await _read(response)
         body = ReceivedBody.read(raw)
         if body is None:
@@ -159,7 +183,8 @@ class UpstreamEngine:
         """The upstream's events exactly as they came, then what they amount to."""
         api = BY_ROUTE[request.route]
         assembler, whole = api.assembler(request.n), False
-        async with self._response(request, api.path, self._stream_timeout) as (replica, response):
+        send = partial(self._post, request, api.path, self._stream_timeout)
+        async with self._response(send, request.route, self._stream_timeout) as (replica, response):
             if response.content_type != "text/event-stream":
                 what = f"the upstream does not stream: it sent {response.content_type}"
                 raise UpstreamError(what, where=replica.label)
@@ -189,21 +214,21 @@ class UpstreamEngine:
 
     @asynccontextmanager
     async def _response(
-        self, request: ChatRequest, path: str, timeout: aiohttp.ClientTimeout
+        self, send: _Send, route: str, timeout: aiohttp.ClientTimeout
     ) -> AsyncGenerator[tuple[Replica, aiohttp.ClientResponse], None]:
-        """The response to a request, with status 200; transport errors in the block become `UpstreamError`."""
+        """The response to what ``send`` asks, with status 200; transport errors in the block become `UpstreamError`."""
         where = self.pool.replicas[0].label
 
-        async def send(replica: Replica) -> aiohttp.ClientResponse:
+        async def ask(replica: Replica) -> aiohttp.ClientResponse:
             nonlocal where
             where = replica.label
-            return await self._post(replica, request, path, timeout)
+            return await send(replica)
 
         try:
-            replica, response = await self.pool.ask(send, caller().rollout_id)
+            replica, response = await self.pool.ask(ask, caller().rollout_id)
             try:
                 if response.status != 200:
-                    raise self._refusal(replica, response, await _read(response), request.route)
+                    raise self._refusal(replica, response, await _read(response), route)
                 yield replica, response
             except FAILURES:
                 self.pool.count_failure(replica)
@@ -215,16 +240,20 @@ class UpstreamEngine:
             raise
         except (*FAILURES, UnicodeDecodeError) as error:
             if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):
-                what = f"the upstream did not answer within {self._timeout_s:g} s"
-                hint = "those who run the endpoint can raise upstream_timeout_s"
+                what = f"the upstream did not answer within {timeout.total or timeout.sock_read:g} s"
+                hint = None if route == _LISTING else "those who run the endpoint can raise upstream_timeout_s"
                 raise UpstreamError(what, hint=hint, status=504, where=where) from error
             raise UpstreamError(_in_words(error), hint=IN_THE_LOG, where=where) from error
 
-    async def _post(
-        self, replica: Replica, request: ChatRequest, path: str, timeout: aiohttp.ClientTimeout
-    ) -> aiohttp.ClientResponse:
+    def _connections(self) -> aiohttp.ClientSession:
         if self._session is None:
             raise EndpointError(f"the engine {self.name} is not running", status=503)
+        return self._session
+
+    async def _post(
+        self, request: ChatRequest, path: str, timeout: aiohttp.ClientTimeout, replica: Replica
+    ) -> aiohttp.ClientResponse:
+        session = self._connections()
         extra_fields = BY_ROUTE[request.route].wanted if request.route in BY_ROUTE else {}
         headers = dict(caller().headers) if request.route == "messages" else {}
         kind = (request.route, request.model)
@@ -236,7 +265,7 @@ class UpstreamEngine:
                 if name not in refused and ((requested := request.body.get(name)) is None or requested is False)
             }
             body = aiohttp.BytesIOPayload(io.BytesIO(wire_bytes({**request.body, **added})))
-            response = await self._session.post(
+            response = await session.post(
                 f"{replica.url}{path}", data=body, headers=headers, timeout=timeout, allow_redirects=False
             )
             if response.status not in (400, 422) or not added:
@@ -261,7 +290,7 @@ class UpstreamEngine:
             what = f"the upstream answered {status}, which is about the endpoint's own key there, not the client's"
             never = {"x-should-retry": "false"}  # clients ask again after a 502
             return UpstreamError(what, hint=IN_THE_LOG, where=replica.label, detail=text, headers=never)
-        if not 400 <= status < 500:
+        if not 400 <= status < 500 or route == _LISTING:
             what = f"the upstream answered {status}"
             return UpstreamError(what, where=replica.label, detail=text, headers=headers)
         body = without_addresses(body.decode("latin-1"), replica.label).encode("latin-1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import logging
 import socket
@@ -117,6 +118,91 @@ def test_no_refusal_of_an_upstream_tells_the_endpoints_key():
         for more in ({}, {"stream": True}):
             reply = httpx.post(f"{endpoint.base_url}/chat/completions", json={**BODY, **more})
             assert "Bearer (the endpoint's key) cannot use m" in reply.text
+
+
+class _Listing(http.server.BaseHTTPRequestHandler):
+    """Answers ``GET /v1/models`` with what its class says."""
+
+    status, body, headers_seen = 200, b"", {}
+
+    def do_GET(self):
+        assert self.path == "/v1/models"
+        type(self).headers_seen = dict(self.headers)
+        self.send_response(self.status)
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def listing():
+    class Listing(_Listing):
+        pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Listing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        Listing.url = f"http://127.0.0.1:{server.server_port}/v1"
+        yield Listing
+        server.shutdown()
+
+
+def test_the_models_of_an_upstream_are_those_that_it_lists(listing):
+    listing.body = json.dumps({"data": [{"id": "org/m", "root": "/srv/m"}, {"id": "n"}, {"id": 3}, "x"]}).encode()
+    with endpoint_for(listing.url, api_key="their-own-key") as endpoint:
+        client = openai.OpenAI(base_url=endpoint.base_url, api_key="any", max_retries=0)
+        models = client.models.list().data
+        assert [(model.id, model.owned_by) for model in models] == [("org/m", "upstream"), ("n", "upstream")]
+        assert listing.headers_seen["authorization"] == "Bearer their-own-key"
+        assert "/srv" not in httpx.get(f"{endpoint.base_url}/models").text
+        assert client.models.retrieve("org/m").id == "org/m"
+        with pytest.raises(openai.NotFoundError, match="there are: org/m, n"):
+            client.models.retrieve("other")
+        listing.body = b'{"data": [{"id": "new"}]}'
+        assert [model.id for model in client.models.list().data] == ["new"], "it is asked each time"
+
+
+def test_of_several_upstreams_the_first_that_answers_lists_the_models(listing):
+    listing.body = b'{"data": [{"id": "m"}]}'
+    with endpoint_for(["http://127.0.0.1:9/v1", listing.url]) as endpoint:
+        for _ in range(2):
+            assert [model["id"] for model in httpx.get(f"{endpoint.base_url}/models").json()["data"]] == ["m"]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        (200, b"[]", "not a JSON object"),
+        (200, b'{"data": {}}', "does not list its models"),
+        (404, b"there is /etc/keys", "the upstream answered 404"),
+        (401, b"there is /etc/keys", "the endpoint's own key there"),
+    ],
+)
+def test_an_upstream_that_lists_no_models_is_an_error_of_its_own(listing, status, body, says):
+    listing.status, listing.body = status, body
+    with endpoint_for(listing.url) as endpoint:
+        for path in ("/models", "/models/m"):
+            reply = httpx.get(f"{endpoint.base_url}{path}")
+            assert (reply.status_code, reply.json()["error"]["code"]) == (502, "upstream")
+            assert says in reply.text
+            assert "/etc/keys" not in reply.text
+
+
+def test_an_upstream_has_as_long_to_list_its_models_as_to_reply_and_five_seconds_at_most():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        endpoint_for(f"http://127.0.0.1:{silent.getsockname()[1]}/v1", timeout_s=0.2) as endpoint,
+    ):
+        reply = httpx.get(f"{endpoint.base_url}/models")
+    assert (reply.status_code, "within 0.2 s" in reply.text, "upstream_timeout_s" in reply.text) == (504, True, False)
+
+
+def test_an_upstream_with_named_models_is_not_asked_for_them(serve):
+    serving = serve([], models=["b", "a"])
+    data = httpx.get(f"{serving.base_url}/models").json()["data"]
+    assert [model["id"] for model in data] == ["b", "a"], "and not that of the scripted server"
+    assert httpx.get(f"{serving.base_url}/models/c").status_code == 404
 
 
 def test_an_upstream_that_is_busy_says_when_to_ask_again(serve):
