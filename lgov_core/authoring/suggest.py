@@ -119,8 +119,9 @@ def _egress(tool: ToolActs, argument: str, texts: Counter[str]) -> Iterator[Prop
     notes = [f"hosts: {_counted(hosts)}"]
     options: dict[str, Any] = {"argument": argument, "domains": sorted(hosts), "schemes": sorted(schemes)}
     if texts.total() == 1:
-        notes.append("one example: open to every public host; name yours in domains")
-        yield rule_of("egress", tool, argument, {**options, "domains": ["*"]}, notes)
+        notes.append("one example: open to every public host, whose names are not looked up; name yours in domains")
+        # What the record decides may not depend on a name server.
+        yield rule_of("egress", tool, argument, {**options, "domains": ["*"], "resolve": False}, notes)
     yield rule_of("egress", tool, argument, options, notes)
 
 
