@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 import traceback
 from collections import Counter
@@ -38,9 +39,11 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("lgov.gateway")
 #: The hint of errors whose cause is not told to clients.
 IN_THE_LOG: Final = "those who run the endpoint find the cause in its log"
-#: Seconds between two probes of the store, and that one may take.
+#: Seconds between two probes, and that who asks waits for the answer of one.
 _PROBE_S: Final = 2.0
 _PROBE_LIMIT_S: Final = 2.0
+#: Seconds without an answer, and without a call recorded, after which what is probed hangs: more than a store tries by itself.
+_HANGS_S: Final = 20.0
 #: Agents, and keys, that the metrics name.
 _MOST_NAMES: Final = 200
 
@@ -312,24 +315,45 @@ _PROBED: Final[Mapping[str, tuple[str, str | None]]] = {
 
 
 class _Probe:
-    """Asks one thing in a thread whether it can be used. ``failed`` is why not, by the last answer; None: it can."""
+    """Asks one thing whether it can be used. ``failed`` is why not, by the last answer; None: it can.
 
-    def __init__(self, name: str, ping: Callable[[], object]) -> None:
-        self.name, self._ping = name, ping
+    It asks in a thread of its own, so it waits behind no call, and asks again only after the answer. Where all threads have
+    much to do an answer is late, which means nothing while calls are recorded: ``recorded_at`` says when the last one was.
+    """
+
+    def __init__(self, name: str, ping: Callable[[], object], recorded_at: Callable[[], float]) -> None:
+        self.name, self._ping, self._recorded_at = name, ping, recorded_at
         self.failed: str | None = None
-        self._asking: asyncio.Future[object] | None = None
+        self._answered: asyncio.Future[None] | None = None
+        self._asked_at = 0.0
 
     async def ask(self) -> None:
-        """Asks, and logs an answer that is another than before."""
+        """Asks, and waits a little for the answer. One that is late changes nothing, until it hangs."""
+        if self._answered is None:
+            self._answered, self._asked_at = asyncio.get_running_loop().create_future(), time.monotonic()
+            run, name = partial(self._run, self._answered), f"lgov-probe-{self.name}"
+            threading.Thread(target=run, name=name, daemon=True).start()
+        answered = self._answered
+        await asyncio.wait([answered], timeout=_PROBE_LIMIT_S)
+        if not answered.done() and time.monotonic() - max(self._asked_at, self._recorded_at()) >= _HANGS_S:
+            self._note(f"it has not answered for {_HANGS_S:g} s, in which no call was recorded")
+
+    def _run(self, answered: asyncio.Future[None]) -> None:
         failed: str | None = None
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.ensure_future(asyncio.to_thread(self._ping))
         try:
-            await asyncio.wait_for(asyncio.shield(self._asking), _PROBE_LIMIT_S)
-        except TimeoutError:
-            failed = f"it did not answer within {_PROBE_LIMIT_S:g} s"
-        except Exception as error:  # noqa: BLE001 - whatever it raises, it cannot be used
+            self._ping()
+        except BaseException as error:  # noqa: BLE001 - whatever it raises, it cannot be used
             failed = error.message if isinstance(error, LgovError) else type(error).__name__
+        with suppress(RuntimeError):  # a loop that was closed, where nobody waits any more
+            answered.get_loop().call_soon_threadsafe(self._take, answered, failed)
+
+    def _take(self, answered: asyncio.Future[None], failed: str | None) -> None:
+        self._answered = None
+        self._note(failed)
+        answered.set_result(None)
+
+    def _note(self, failed: str | None) -> None:
+        """Logs an answer that is another than before."""
         if (failed is None) != (self.failed is None):
             level, state = (logging.WARNING, "back") if failed is None else (logging.ERROR, "down")
             log_event(level, f"{_PROBED[self.name][0]} is {state}", {"cause": failed})
@@ -342,7 +366,7 @@ class Readiness:
     The store and the ``pings`` of gate and keys are probed every two seconds (`watching`), in threads, so that a call while the
     store is down is refused at once, and one that runs when that begins is answered before the store has tried to connect for
     long. A commit that failed counts as an outage of five seconds too. What an endpoint does not have cannot be missing. Fails
-    closed: a probe that takes too long has failed.
+    closed: what does not answer, while no call is recorded either, is down after `_HANGS_S` seconds.
     """
 
     RETRY_AFTER_S: Final = 5.0
@@ -356,7 +380,8 @@ class Readiness:
         self._store = store
         ping: Callable[[], object] | None = getattr(store, "ping", None)
         every = {**({} if ping is None else {"store": ping}), **pings}
-        self._probes = {name: _Probe(name, ping) for name, ping in every.items()}
+        self._recorded_at = 0.0
+        self._probes = {name: _Probe(name, ping, lambda: self._recorded_at) for name, ping in every.items()}
         self._engines = engines
         #: The end of the outage that the last failed commit began, by the monotonic clock.
         self.down_until = 0.0
@@ -378,6 +403,7 @@ class Readiness:
             async with limit:
                 self._committing.add(limit)
                 yield
+            self._recorded_at = time.monotonic()
         except TimeoutError as error:
             if not limit.expired():
                 raise

@@ -70,7 +70,7 @@ class PolicyGate:
         denials: DenialLog | None = None,
     ) -> None:
         def has_begun(rollout_id: str, attempt: int) -> bool:
-            return store is not None and any(call.attempt == attempt for call in store.calls([rollout_id]))
+            return store is not None and store.has_calls(rollout_id, attempt)
 
         self.governor = governor
         self.user_texts = OpeningTexts(has_begun)

@@ -233,6 +233,20 @@ class Unfolding:
 
     def whole(self, folded: rows.Row) -> rows.Row:
         """A row of ``CALL_COLUMNS``, with token ids as tuples and the request as a mapping."""
+        prompt, texts, request = self._unfold(folded)
+        values = list(folded[1:-3])
+        values[rows.RESPONSE_IDS] = rows.numbers("i", values[rows.RESPONSE_IDS])
+        values[rows.PROMPT] = rows.numbers("i", prompt)
+        values[rows.REQUEST] = {
+            name: request[name] if name in request else json.loads(text) for name, text in texts.items()
+        }
+        return tuple(values)
+
+    def _unfold(self, folded: rows.Row) -> tuple[bytes | None, dict[str, str], dict[str, Any]]:
+        """The prompt and the JSON texts of a call, which is remembered, and the values of those that were not folded.
+
+        Parsing the others takes longer than all the rest, and who follows a chain needs only the texts.
+        """
         seq, *values, base, shared, repeats = folded
         response, prompt = values[rows.RESPONSE_IDS], values[rows.PROMPT]
         texts, request = rows.object_values(values[rows.REQUEST])
@@ -245,15 +259,12 @@ class Unfolding:
             if prompt is not None:
                 prompt = before.tokens[: shared * TOKEN] + prompt
             for name, (head, tail) in json.loads(repeats or "{}").items():
-                text, new = before.request.get(name, ""), request.get(name)
+                text, new = before.request.get(name, ""), request.pop(name, None)
                 if len(text) < head + tail or not isinstance(new, str):
                     raise _damaged(seq, base)
                 texts[name] = text[:head] + new + text[len(text) - tail :]
-                request[name] = json.loads(texts[name])
         self._remember(Earlier(seq, (prompt or b"") + (response or b""), texts))
-        values[rows.RESPONSE_IDS] = rows.numbers("i", response)
-        values[rows.PROMPT], values[rows.REQUEST] = rows.numbers("i", prompt), request
-        return tuple(values)
+        return prompt, texts, request
 
     def earlier(self, seq: int) -> Earlier:
         """A call as others may refer to it."""
@@ -263,7 +274,7 @@ class Unfolding:
         if base not in self._known:
             for row in self._chain(base):
                 if row[0] not in self._known:
-                    self.whole(row)
+                    self._unfold(row)
         if base not in self._known:
             raise _damaged(seq, base)
         self._known.move_to_end(base)

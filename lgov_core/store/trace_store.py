@@ -228,6 +228,12 @@ class TraceStore:
         folded = self._read_of("calls", FOLDED_ROW, rollout_ids)
         return Unfolding(lambda seq: self._reading.fetch(CHAIN, (seq,))).calls(folded)
 
+    def has_calls(self, rollout_id: str, attempt: int) -> bool:
+        """Returns whether a call of the attempt was captured; reads none."""
+        self._check()
+        query = "SELECT 1 FROM calls WHERE rollout_id = ? AND attempt = ? LIMIT 1"
+        return bool(self._reading.fetch(query, (rollout_id, attempt)))
+
     def rewards(self, rollout_ids: Sequence[str] | None = None) -> list[Reward]:
         """Rewards, all or those of the given rollouts."""
         return [rows.reward_of(row) for row in self._read_of("rewards", rows.REWARD_COLUMNS, rollout_ids)]

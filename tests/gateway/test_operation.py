@@ -6,13 +6,16 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import shutil
 import sqlite3
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -23,6 +26,7 @@ import pytest
 import lgov_core
 from lgov_core.audit import AuditLog, make_key
 from lgov_core.errors import AuditError, EndpointError
+from lgov_core.gateway import operation
 from lgov_core.gateway.access import AdminKeyFile, KeyRing, RevokedKeys, read_secrets
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.limits import Limits, retry_headers
@@ -334,6 +338,104 @@ def test_a_foreign_store_that_fails_in_any_way_is_an_outage(error: Exception, ca
         assert len(model.requests) == asked, "no model is asked for what cannot be recorded"
         store.error = None
         until(lambda: httpx.get(f"{server.url}/readyz").status_code == 200)
+
+
+class SlowStore(ForeignStore):
+    """A store whose probes and writes each wait until the test lets them go on."""
+
+    def __init__(self) -> None:
+        self.answers, self.writes = threading.Event(), threading.Event()
+        self.asked = self.began = 0
+
+    def ping(self) -> None:
+        self.asked += 1
+        assert self.answers.wait(60)
+
+    def add_call(self, call: object) -> None:
+        self.began += 1
+        assert self.writes.wait(60)
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Probes come twenty times as fast, and what does not answer hangs after the returned seconds."""
+    for name, seconds in {"_PROBE_S": 0.1, "_PROBE_LIMIT_S": 0.1, "_HANGS_S": 1.0}.items():
+        monkeypatch.setattr(operation, name, seconds)
+    return 1.0
+
+
+def test_a_probe_waits_behind_no_call(soon: float) -> None:
+    store, count = SlowStore(), min(32, (os.cpu_count() or 1) + 4) + 2  # more than the threads that calls share
+    store.answers.set()
+    with (
+        ScriptedModelServer(lambda body: "Hello.") as model,
+        EndpointServer([UpstreamEngine(model.base_url)], store) as server,  # type: ignore[arg-type]
+        ThreadPoolExecutor(count) as callers,
+    ):
+        url = f"{server.base_url}/chat/completions"
+        calls = [callers.submit(httpx.post, url, json=BODY, timeout=60) for _ in range(count)]
+        until(lambda: len(model.requests) == count)
+        asked = store.asked
+        until(lambda: store.asked > asked + 5)
+        time.sleep(soon)
+        assert store.began < count, "the others wait for a thread"
+        assert httpx.get(f"{server.url}/readyz").status_code == 200
+        store.writes.set()
+        assert {call.result().status_code for call in calls} == {200}
+
+
+def test_a_late_probe_is_no_outage_while_calls_are_recorded_and_ends_none(
+    soon: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = SlowStore()
+    with (
+        ScriptedModelServer(lambda body: "Hello.") as model,
+        EndpointServer([UpstreamEngine(model.base_url)], store) as server,  # type: ignore[arg-type]
+        ThreadPoolExecutor(1) as callers,
+    ):
+        url, ready = f"{server.base_url}/chat/completions", f"{server.url}/readyz"
+        until(lambda: store.asked == 1)
+        running = callers.submit(httpx.post, url, json=BODY, timeout=60)
+        until(lambda: store.began == 1)
+        time.sleep(soon / 2)
+        store.writes.set()
+        assert running.result().status_code == 200, "its record took longer than a probe may"
+        end = time.monotonic() + 2 * soon
+        while time.monotonic() < end:
+            assert httpx.post(url, json=BODY).status_code == 200
+            assert httpx.get(ready).status_code == 200
+        assert not [record for record in caplog.records if "store is" in record.getMessage()]
+        # It hangs: nothing answers, and nothing is recorded.
+        until(lambda: httpx.get(ready).json() == {"status": "not ready", "store": "it cannot be written"})
+        asked = len(model.requests)
+        assert httpx.post(url, json=BODY).status_code == 503
+        assert len(model.requests) == asked, "no model is asked for what cannot be recorded"
+        assert store.asked == 1, "one thread waits for the answer, however long"
+        store.answers.set()
+        until(lambda: httpx.get(ready).status_code == 200)
+        assert httpx.post(url, json=BODY).status_code == 200
+
+
+def test_a_call_whose_record_hangs_is_answered(postgres: PostgresServer, soon: float) -> None:
+    address = postgres.url(postgres.new_database())
+    store = open_store(address)
+    with (
+        ScriptedModelServer(lambda body: "Hello.") as model,
+        EndpointServer([UpstreamEngine(model.base_url)], store) as server,
+        psycopg.connect(address) as other,
+    ):
+        url, ready = f"{server.base_url}/chat/completions", f"{server.url}/readyz"
+        assert httpx.post(url, json=BODY, timeout=30).status_code == 200
+        other.execute("LOCK TABLE lgov.calls")
+        began = time.monotonic()
+        failed = httpx.post(url, json=BODY, timeout=30)
+        assert soon <= time.monotonic() - began < 8, "the store itself waits 10 s for a lock"
+        assert (failed.status_code, failed.headers["retry-after"]) == (503, "5")
+        assert httpx.get(ready).json() == {"status": "not ready", "store": "it cannot be written"}
+        other.rollback()
+        until(lambda: httpx.get(ready).status_code == 200)
+        assert httpx.post(url, json=BODY, timeout=30).status_code == 200
+    store.close()
 
 
 POLICY = """

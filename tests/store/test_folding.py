@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 
 from lgov_core._util.sqlite_file import open_sqlite
 from lgov_core.errors import StoreError
-from lgov_core.store import rows
+from lgov_core.store import folding, rows
 from lgov_core.store.database import GroupCommitWriter
 from lgov_core.store.folding import CHAIN, FOLDED_ROW, FoldIndex, FoldingWriter, Unfolding
 from lgov_core.store.sqlite import TRACE_STORE, SQLiteDatabase, SQLiteStore, SQLiteTransaction
@@ -327,6 +329,24 @@ def test_reading_remembers_little_and_still_finds_everything(path: Path) -> None
     assert list(found) == calls
     assert asked
     connection.close()
+
+
+def test_who_follows_a_conversation_parses_no_call_of_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, parsed = Conversation("solo", 1), list[str]()
+    with SQLiteStore(path) as store:
+        for _ in range(20):
+            store.add_call(agent.next())
+    monkeypatch.setattr(
+        folding, "json", SimpleNamespace(dumps=json.dumps, loads=lambda text: parsed.append(text) or json.loads(text))
+    )
+    with SQLiteStore(path) as store:  # a writer that does not know the attempt yet
+        last = agent.next()
+        store.add_call(last)
+        assert not [text for text in parsed if "role" in text], "the writer holds up all others meanwhile"
+        assert list(store.calls())[-1] == last
+        assert [text for text in parsed if "role" in text], "a reader gets the values"
+        assert store.has_calls("r1", 1)
+        assert not store.has_calls("r1", 2)
 
 
 def test_a_writer_that_is_killed_in_between_leaves_nothing_that_cannot_be_read(path: Path) -> None:
