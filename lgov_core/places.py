@@ -193,6 +193,11 @@ class GoverningPlaces:
             return f"{_shown(path)} holds what decides how this program is governed, so it stays where it is."
         return self._closed(path, texts)
 
+    @staticmethod
+    def receives(path: str) -> str | None:
+        """Returns why a folder, or a link to one, may not get the name ``path``: Python would import what is in it."""
+        return _is_run(path) if is_started_with(path, as_folder=True) else None
+
     def matching(self, pattern: re.Pattern[str]) -> bool:
         """Returns whether a name or a whole path that is closed matches ``pattern``, which is for lower case."""
         return any(
@@ -213,8 +218,9 @@ class GoverningPlaces:
         is_code = not closed and (not self._programs.isdisjoint(texts) or is_started_with(path))
         if not closed and (not is_code or (change is not None and change.is_none and os.path.lexists(path))):
             return None
-        what = "is run when this program starts" if is_code else "decides how this program is governed"
-        return f"{_shown(path)} {what}, so the program cannot change it; a person can."
+        if is_code:
+            return _is_run(path)
+        return f"{_shown(path)} decides how this program is governed, so the program cannot change it; a person can."
 
     def _is_rule(self, text: str) -> bool:
         if not _CLOSED_NAMES.isdisjoint(text.split("/")):
@@ -240,12 +246,25 @@ def is_harmless_variable(name: str) -> bool:
     return any(fnmatchcase(name, glob) for glob in HARMLESS_VARIABLES)
 
 
-def is_started_with(path: str) -> bool:
+def is_started_with(path: str, *, as_folder: bool = False) -> bool:
     """Returns whether Python would run the file at ``path``, an absolute path, if this process were started again.
 
-    It is the program, of the package of ``-m``, or has the name of a loaded module where Python looks for modules.
+    It is the program, of the package of ``-m``, or has the name of a loaded module where Python looks for modules. With
+    ``as_folder`` there is a folder of unknown content at ``path``: a package, compiled modules, or a place for modules.
     """
-    return any(map(_is_loaded, {os.path.normpath(path), os.path.realpath(path)}))
+    return any(map(_is_package if as_folder else _is_loaded, {os.path.normpath(path), os.path.realpath(path)}))
+
+
+def _is_package(path: str) -> bool:
+    folder, name = os.path.split(path)
+    searched = set(map(os.path.realpath, sys.path))
+    if name == "__pycache__":
+        return folder in searched or _is_loaded(f"{folder}/__init__.py")
+    return _is_loaded(f"{path}/__init__.py") or any(f"{start}/".startswith(f"{path}/") for start in searched)
+
+
+def _is_run(path: str) -> str:
+    return f"{_shown(path)} is run when this program starts, so the program cannot change it; a person can."
 
 
 def _is_loaded(path: str) -> bool:

@@ -8,6 +8,7 @@ import stat
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import translate
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import unquote, unquote_to_bytes
@@ -290,7 +291,27 @@ class PathPolicy(BoundedPolicy):
             decision = self.judge_path(text, change)
             if decision.blocks:
                 return decision
+        if len(texts) > 1 and (reason := self._brought(texts)) is not None:
+            return self.deny("path-governs", reason)
         return self.allow()
+
+    def _brought(self, texts: Sequence[str]) -> str | None:
+        """Returns why a call with several paths may not be made: one may be copied or moved to another, or into it."""
+        paths = [self._place(plain_path(text, literal=self._literal)[0], _NO_CHANGE) for text in texts]
+        folders = [path for path in paths if os.path.isdir(path)]
+        reasons = [self.places.receives(path) for path in paths if path not in folders]
+        for folder, source in product(folders, paths):
+            if _inside(folder, source):  # nothing gets into itself
+                continue
+            below = os.listdir(source) if source in folders else ()
+            moved = [source, *(os.path.join(source, name) for name in below)]
+            if len(moved) * len(folders) * len(paths) > MAX_PATHS:
+                return f"{source} holds too much to be looked at; copy or move a smaller folder."
+            for path in moved:
+                target = os.path.join(folder, os.path.basename(path))
+                if target != path:
+                    reasons.append(self.places.receives(target) or self.places.writes(target, FileChange(source=path)))
+        return next(filter(None, reasons), None)
 
     def _values(self, arguments: Mapping[str, Any]) -> Iterator[Any]:
         """The values that name paths. Raises `Unclear`."""

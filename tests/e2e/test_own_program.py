@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tests.confine.conftest import why_not
 from tests.e2e.lgov_runs import lgov_run, write
 
 AGENT = """
-import pathlib, subprocess
+import pathlib, shutil, subprocess
 import helper
 from parts import words
 from langchain.agents import create_agent
@@ -34,12 +35,18 @@ def read_file(path: str) -> str:
     return pathlib.Path(path).read_text()
 
 @tool
+def move_file(source: str, destination: str) -> str:
+    "Moves a file or folder."
+    shutil.move(source, destination)
+    return "done"
+
+@tool
 def bash(command: str) -> str:
     "Runs a command."
     subprocess.run(["bash", "-c", command], check=True)
     return "done"
 
-agent = create_agent(ChatOpenAI(model="scripted", max_retries=0), [write_file, read_file, bash], name="coder")
+agent = create_agent(ChatOpenAI(model="scripted", max_retries=0), [write_file, read_file, move_file, bash], name="coder")
 agent.invoke({"messages": [("user", "go")]}, {"recursion_limit": 500})
 """
 POLICY = """
@@ -72,6 +79,37 @@ SHELL = {
     "echo 'import agent' > test_more.py": "allow",
     "rm -rf __pycache__": "allow",
 }
+#: Folders that get the name of what Python would import, and others.
+BROUGHT = {
+    "mv brought langchain_openai": "shell-governs",
+    "mkdir new && touch new/__init__.py && mv new openai": "shell-governs",
+    "cp -r brought helper": "shell-governs",
+    "mv brought/openai .": "shell-governs",
+    "rm -rf __pycache__ && mv brought/cached __pycache__": "shell-governs",
+    "rm -rf parts/__pycache__ && cp -r brought/cached parts/__pycache__": "shell-governs",
+    "cp -rT brought parts": "shell-governs",
+    "rsync -a brought/ json": "shell-governs",
+    "ln -s brought openai": "shell-governs",
+    "ln -s brought/openai": "shell-governs",
+    "tar -xf links.tar -C parts": "shell-governs",
+    "mkdir email": "allow",
+    "cp notes.md email": "allow",
+    "cp -r brought parts": "allow",
+    "cp -r brought email": "allow",
+    "tar -xf links.tar -C email": "allow",
+    "ln -s brought linked": "allow",
+    "mv brought kept": "allow",
+}
+MOVES = {
+    ("brought", "openai"): "path-governs",
+    ("brought/cached", "__pycache__"): "path-governs",
+    ("brought/helper.py", "."): "path-governs",
+    ("brought/openai", "."): "path-governs",
+    ("notes.md", "brought"): "allow",
+    ("brought/cached", "."): "allow",
+    ("brought", "parts"): "path-governs",  # one tool puts it into the folder, another fills the folder with it
+    ("brought", "kept"): "allow",
+}
 
 
 @pytest.fixture
@@ -79,8 +117,21 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / ".git").mkdir()
     (tmp_path / "parts").mkdir()
     (tmp_path / "policy.yaml").write_text(POLICY)
-    for name in ("helper.py", "parts/__init__.py", "parts/words.py", "notes.md"):
+    for name in ("openai", "cached"):
+        (tmp_path / "brought" / name).mkdir(parents=True)
+    brought = ("__init__.py", "helper.py", "openai/__init__.py", "cached/helper.cpython-311.pyc")
+    for name in (
+        "helper.py",
+        "parts/__init__.py",
+        "parts/words.py",
+        "notes.md",
+        *(f"brought/{name}" for name in brought),
+    ):
         (tmp_path / name).touch()
+    with tarfile.open(tmp_path / "links.tar", "w") as archive:
+        link = tarfile.TarInfo("words")
+        link.type, link.linkname = tarfile.SYMTYPE, "more"
+        archive.addfile(link)  # Python looks for a package before it looks for a file
     return tmp_path
 
 
@@ -116,6 +167,22 @@ def test_neither_does_the_shell(folder: Path) -> None:
     verdicts = judged(folder, calls, "python", write(folder, AGENT))
     assert [rule for rule, _ in verdicts] == [*SHELL.values()]
     assert "is run when this program starts" in verdicts[0][1]
+
+
+def test_no_folder_gets_a_name_that_the_next_start_imports(folder: Path) -> None:
+    calls = [ScriptedCall("bash", {"command": command}, f"c{at}") for at, command in enumerate(BROUGHT)]
+    verdicts = judged(folder, calls, "python", write(folder, AGENT))
+    assert dict(zip(BROUGHT, [rule for rule, _ in verdicts], strict=True)) == BROUGHT
+    assert "is run when this program starts" in verdicts[0][1]
+
+
+def test_nor_does_a_tool_that_moves_bring_one(folder: Path) -> None:
+    calls = [
+        ScriptedCall("move_file", {"source": source, "destination": destination}, f"c{at}")
+        for at, (source, destination) in enumerate(MOVES)
+    ]
+    verdicts = judged(folder, calls, "python", write(folder, AGENT))
+    assert dict(zip(MOVES, [rule for rule, _ in verdicts], strict=True)) == MOVES
 
 
 def test_of_a_package_that_is_started_every_module_is_closed(folder: Path) -> None:

@@ -23,7 +23,9 @@ _PLAIN_GLOB = re.compile(r"[\w.*?-]+")
 #: files their names in another folder, which are not written out. ``climbs``: goes to the folder above, which behind a link is
 #: another than is written. ``fills``: writes files into a tree that may be there. ``expands``: a wildcard that another program
 #: takes for words, options among them.
-Effect = Literal["reads", "writes", "moves", "follows", "carries", "brings", "climbs", "expands", "fills"]
+Effect = Literal[
+    "reads", "writes", "moves", "follows", "carries", "brings", "climbs", "expands", "fills", "becomes", "enters"
+]
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.machinery import all_suffixes
 from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any, Self
@@ -163,19 +164,20 @@ class Look:
         changes = [(path, change) for _, path, change in lookups.files if change is not None]
         once = sum(change.source is None and _is_project_file(path) for path, change in changes) < 2
         written = {os.path.realpath(path) for effect, path, _ in lookups.files if changes and effect == "writes"}
+        moved = {path for effect, path, _ in lookups.files if effect == "moves"}
+        others: dict[Effect, Callable[[str], None]] = {
+            "climbs": self._climbs,
+            "expands": self._expands,
+            "becomes": self._becomes,
+            "enters": lambda name: None if os.path.isdir(name) and name not in moved else self._becomes(name),
+        }
         for effect, path, change in lookups.files:
             for name in self._named(path.removesuffix(BELOW)):
                 if effect in ("follows", "carries", "brings", "fills"):
                     self._tree(effect, name)
                     continue
-                if effect == "climbs":
-                    self._climbs(name)
-                    continue
-                if effect == "expands":
-                    if os.path.basename(name).startswith("-"):
-                        self._unclear(
-                            f"A program takes the file {shown(name)} for an option; write ./ before the wildcard."
-                        )
+                if effect in others:
+                    others[effect](name)
                     continue
                 seen = change is not None and (once if change.source is None else not _changes(written, change.source))
                 self._at_its_place(effect, name, change if seen else None)
@@ -212,6 +214,18 @@ class Look:
             raise ShellRefusal(
                 "shell-write", f"{path} is reached by a link, behind which .. leads elsewhere; leave .. out."
             )
+
+    def _expands(self, path: str) -> None:
+        if os.path.basename(path).startswith("-"):
+            self._unclear(f"A program takes the file {shown(path)} for an option; write ./ before the wildcard.")
+
+    def _becomes(self, path: str) -> None:
+        """Refuses a name by which Python would find what gets it, where that is a folder, and unknown names beside such."""
+        folder, suffix = os.path.dirname(path), os.path.splitext(path)[1]
+        is_data = suffix and not is_wild(suffix) and suffix not in all_suffixes()
+        into = folder if is_wild(path.removeprefix(folder)) and not is_data else path
+        if (reason := self._places.receives(into)) is not None:
+            raise ShellRefusal("shell-governs", reason)
 
     def _unclear(self, reason: str) -> None:
         if not self._lenient:
@@ -333,7 +347,8 @@ class Look:
                 if os.path.realpath(path) in archives:
                     raise ValueError(f"{member.name[:80]!r} would replace an archive")
                 change = None if member.text is None else FileChange(member.text)
-                if (reason := self._places.writes(path, change)) is not None:
+                reason = self._places.writes(path, change)
+                if reason := reason or (self._places.receives(path) if member.link is not None else None):
                     raise ShellRefusal("shell-governs", f"{what}. {reason}")
                 if runs_others(names):
                     raise ShellRefusal("shell-write", f"{what}, which makes other programs run it; leave it out.")

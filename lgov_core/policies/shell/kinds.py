@@ -83,10 +83,16 @@ def _into(workspace: Workspace, call: Call, word: str) -> None:
         raise unclear("A file that * finds may have the name of an option, such as -t.git; write ./* instead.")
     if call.entry.name != "rsync":
         sources = [source.rstrip("/") for source in sources]
-    workspace.into(word, sources, moved=bool(call.words_of("move") or call.words_of("link")))
+    whole = {
+        "-T",
+        "--no-target-directory",
+        *(("-n", "--no-dereference") if call.entry.name == "ln" else ()),
+    } & call.options
+    folders = any(map(call.words_of, ("tree", "move", "here", "link")))
+    how = None if not folders else "becomes" if whole else "enters"
+    workspace.into(word, sources, moved=bool(call.words_of("move") or call.words_of("link")), folders=how)
     for source in call.words_of("tree"):
         if not is_wild(source):  # it writes through the links that are there
-            whole = {"-T", "--no-target-directory"} & call.options
             workspace.pass_on("fills", word if whole else f"{word}/{source.rstrip('/').rpartition('/')[2]}")
 
 

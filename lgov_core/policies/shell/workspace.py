@@ -294,13 +294,18 @@ class Workspace:
                 raise unclear(f"It is not clear what {shown(archive)} holds; {hint}.")
             self.unpacked[path, into, strip, program] = None
 
-    def into(self, word: str, sources: Sequence[str], *, moved: bool) -> None:
-        """Refuses a file, or a folder in which the ``sources`` get names, that may not be written."""
+    def into(self, word: str, sources: Sequence[str], *, moved: bool, folders: Effect | None) -> None:
+        """Refuses a file, or a folder in which the ``sources`` get names, that may not be written.
+
+        Where they may be ``folders``, one ``becomes`` what ``word`` names or, where a folder is there, it ``enters`` that.
+        """
         if any(name in names("files", "fetched") for path in self._paths(word) for name in path.split("/")):
             raise ShellRefusal("shell-write", f"What is in {shown(word)} is installed; nothing is moved into it.")
         copied = [path for source in sources for path in self._paths(source)]
         change = FileChange(source=copied[0]) if len(copied) == 1 and not is_wild(copied[0]) else None
         self.write(word, may_be_secret=True, change=change)
+        if folders is not None:
+            self.pass_on(folders, word)
         if moved:
             self.moved.update(self._paths(word))
         inside: list[tuple[list[str], Iterable[str]]] = [([*sources], {*self._paths(word)}.difference(self._roots()))]
@@ -311,6 +316,8 @@ class Workspace:
             into = f"{word}/{STAR if name in ('', '.', '..') else name.replace(BELOW, '')}"
             inside.append(([source], [path for path in self._paths(into) if not is_wild(path)] or self._paths(word)))
             self.write(into, may_be_secret=True, change=change)
+            if folders is not None or is_wild(into):
+                self.pass_on("becomes", into)
         for carried, names_there in inside:
             self.carry(carried, names_there)
 
@@ -344,6 +351,7 @@ class Workspace:
             self.links.setdefault(path, set()).update(target for target in led if not _inside(target, path))
         if link is None:
             self.write(name)
+            self.pass_on("becomes", name)
 
     def move(self, word: str) -> None:
         """Refuses what may not be written, and the folders that the text works in."""
