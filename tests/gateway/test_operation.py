@@ -25,7 +25,7 @@ import pytest
 
 import lgov_core
 from lgov_core.audit import AuditLog, make_key
-from lgov_core.errors import AuditError, EndpointError
+from lgov_core.errors import AuditError, EndpointError, PolicyError
 from lgov_core.gateway import operation
 from lgov_core.gateway.access import AdminKeyFile, KeyRing, RevokedKeys, read_secrets
 from lgov_core.gateway.app import create_app
@@ -36,6 +36,7 @@ from lgov_core.gateway.protocol import Attribution
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.upstream import UpstreamEngine
 from lgov_core.governance import Governance
+from lgov_core.policies.budgets.ledger import Amount, BudgetLimits, Ledger
 from lgov_core.policies.loader import load_policy_file
 from lgov_core.settings import load_settings
 from lgov_core.store import open_store
@@ -290,6 +291,32 @@ def test_a_record_that_is_gone_and_a_ledger_that_is_down_are_not_ready(
         "audit record is down",
     ):
         assert said.count(event) == 1, event
+
+
+def test_a_user_of_the_database_may_use_the_ledger_with_the_rights_on_the_page_and_is_not_ready_without(
+    postgres: PostgresServer,
+) -> None:
+    database = postgres.new_database()
+    address, worker = postgres.url(database), postgres.url(database, user="worker")
+    page = (Path(__file__).parents[2] / "docs/how-to/deploy.md").read_text()
+    grants = [line for line in page.splitlines() if line.startswith("GRANT ")]
+    with open_store(address), psycopg.connect(address, autocommit=True) as admin:
+        Ledger(address, "budget").close()  # the first process makes the tables
+        admin.execute("CREATE ROLE worker LOGIN")
+        for line in grants:
+            admin.execute(line.replace(", lgov_budgets", "").encode())
+        ledger = Ledger(worker, "budget")
+        with pytest.raises(PolicyError, match='relation "budgets" does not exist'):
+            ledger.ping()
+        for line in grants:
+            admin.execute(line.encode())
+        ledger.ping()
+        open_store(worker).close()
+        ledger.reserve("all", "op", Amount(calls=1), BudgetLimits(calls=1), 0.0)
+        admin.execute("REVOKE INSERT ON lgov_budgets.reservations FROM worker")
+        with pytest.raises(PolicyError, match="permission denied for table reservations"):
+            ledger.ping()
+        ledger.close()
 
 
 def test_a_record_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

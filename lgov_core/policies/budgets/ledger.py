@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sqlite3
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -222,9 +223,11 @@ class SharedDatabase(SharedState):
             self._disconnect()
 
     def ping(self) -> None:
-        """Raises the kind's error while nothing can be changed."""
-        with self.transaction():
-            pass
+        """Raises the kind's error while nothing can be changed: also without a table, or the right to insert into it."""
+        with self.transaction() as connection:
+            for statement in self._kind.schema:
+                for table in re.findall(r"CREATE TABLE (?:IF NOT EXISTS )?(\w+)", statement):
+                    connection.execute(f"EXPLAIN INSERT INTO {table} DEFAULT VALUES")
 
     @contextmanager
     def transaction(self) -> Generator[sqlite3.Connection]:
