@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 
 from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import AttemptEnded, EndpointError, LgovError, StoreError, UpstreamError
+from lgov_core.gateway.door import requester
 from lgov_core.gateway.limits import Admission, cut_short
 from lgov_core.gateway.operation import IN_THE_LOG, Readiness, UseCounts, for_client, in_full, log_failure
 from lgov_core.gateway.protocol import Attribution, Engine
@@ -148,6 +149,8 @@ class Capture:
             failed = DatabaseUnavailable(f"call {completion.response_id} could not be recorded: {error}")
             self.ready.commit_failed(failed)
             raise failed from error
+        if (sender := requester()) is not None:
+            sender.call = calls[0].response_id
         self.failures.pop(received.who.owner)
         self.counters.recorded += len(calls)
         self.counters.prompt_tokens += completion.prompt_tokens
@@ -201,9 +204,11 @@ class Capture:
         if completion.more:  # a body with all choices in each of their rows would grow with the square of them
             in_order = sorted(response["choices"], key=lambda written: written.get("index") or 0)
             response = {**response, "choices": [in_order[number]]}
-        for name, values in (("left_out", received.left_out), ("forced", choice.forced)):
-            if values:
-                response = {**response, "lgov": {**(response.get("lgov") or {}), name: list(values)}}
+        own_id = None if (sender := requester()) is None else sender.own_id
+        notes = {"left_out": list(received.left_out), "forced": list(choice.forced), "request_id": own_id}
+        if notes := {name: value for name, value in notes.items() if value}:
+            own = response.get("lgov")
+            response = {**response, "lgov": {**(own if isinstance(own, Mapping) else {}), **notes}}
         version = self._admission.weights_version if choice.weights_version is None else choice.weights_version
         return CapturedCall(
             response_id=completion.response_id,

@@ -9,11 +9,12 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+import time
 from collections.abc import Collection
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -38,12 +39,24 @@ _REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
 
 @dataclass(slots=True)
 class Requester:
-    """Who sent a request: its id, the address, and as soon as they are known the key's owner and the rollout."""
+    """Who sent a request: its id, the address, and as soon as they are known the key's owner, the rollout, the recorded call.
+
+    ``own_id`` is the id that the client gave, which the record of its call has too. ``spent`` are seconds by what took them
+    (`add_spent`).
+    """
 
     request_id: str
     peer: str | None = None
     key_of: str | None = None
     rollout: str | None = None
+    call: str | None = None
+    own_id: str | None = None
+    spent: dict[str, float] = field(default_factory=dict[str, float])
+
+    def log_fields(self) -> dict[str, Any]:
+        """The fields that every line of the log has of the request."""
+        names = ("request_id", "peer", "key_of", "rollout", "call")
+        return {name: getattr(self, name) for name in names}
 
 
 _REQUESTER: ContextVar[Requester | None] = ContextVar("lgov_requester", default=None)
@@ -52,6 +65,12 @@ _REQUESTER: ContextVar[Requester | None] = ContextVar("lgov_requester", default=
 def requester() -> Requester | None:
     """Who sent the request that this code answers; None outside of one."""
     return _REQUESTER.get()
+
+
+def add_spent(what: str, since: float) -> None:
+    """Counts the time from ``since`` (`time.perf_counter`) to now as spent on ``what``, for the request's line in the log."""
+    if (sender := requester()) is not None:
+        sender.spent[what] = sender.spent.get(what, 0.0) + time.perf_counter() - since
 
 
 class RefusedAtDoor(EndpointError):
@@ -141,8 +160,8 @@ class Door:
 def _sender(scope: Scope, headers: Headers) -> Requester:
     """Who sent a request. Its id is the client's own, if that can be printed in a line of the log."""
     own = headers.getlist(REQUEST_ID_HEADER)
-    request_id = own[0] if len(own) == 1 and _REQUEST_ID.fullmatch(own[0]) else new_id("req")
-    return Requester(request_id, scope["client"][0] if scope.get("client") else None)
+    own_id = own[0] if len(own) == 1 and _REQUEST_ID.fullmatch(own[0]) else None
+    return Requester(own_id or new_id("req"), scope["client"][0] if scope.get("client") else None, own_id=own_id)
 
 
 def _named(request_id: str, send: Send) -> Send:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.access import Access, KeyGrant, KeyRing, RuledRoute, bearer_key, caller, speak_for
-from lgov_core.gateway.door import Requester, requester
+from lgov_core.gateway.door import Requester, add_spent, requester
 from lgov_core.gateway.limits import Admission, BodyBudget, LimitedRequest, Limits, Metrics, cut_short
 from lgov_core.gateway.operation import IN_THE_LOG, log_event, log_request
 from lgov_core.gateway.protocol import Attribution
@@ -72,7 +72,11 @@ class Guard:
                 if route.access is not Access.OPEN:
                     scope["lgov.grant"] = self._grant(scope, route.access)
                 if route.is_call:
-                    await self._admission.enter()
+                    arrived = time.perf_counter()
+                    try:
+                        await self._admission.enter()
+                    finally:
+                        add_spent("waited", arrived)
                 try:
                     await app(scope, limited.receive, limited.send)
                 finally:

@@ -17,7 +17,6 @@ import traceback
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from logging.handlers import WatchedFileHandler
@@ -96,9 +95,16 @@ def _of_caller(who: Attribution) -> dict[str, Any]:
 
 
 def log_request(route: str | None, status: int, times: tuple[float, float | None], who: Attribution) -> None:
-    """Logs a request that was answered: the seconds to its end and to the first byte. Status 0: it got no answer."""
-    took, first = (None if seconds is None else round(seconds * 1000, 1) for seconds in times)
-    fields = {"route": route, "status": status, "ms": took, "first_byte_ms": first, **_of_caller(who)}
+    """Logs a request that was answered: the seconds to its end and to the first byte. Status 0: it got no answer.
+
+    Of those to its end it says how many the call waited for a place, was judged, and waited for the upstream.
+    """
+    spent = {} if (sender := requester()) is None else sender.spent
+    took, first, *parts = (
+        None if seconds is None else round(seconds * 1000, 1) for seconds in (*times, *spent.values())
+    )
+    spent_ms = {f"{what}_ms": ms for what, ms in zip(spent, parts, strict=True)}
+    fields = {"route": route, "status": status, "ms": took, "first_byte_ms": first, **spent_ms, **_of_caller(who)}
     log_event(logging.INFO, "request", fields)
 
 
@@ -230,7 +236,7 @@ class _Lines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": record.getMessage(),
-            **({} if (sender := requester()) is None else asdict(sender)),
+            **({} if (sender := requester()) is None else sender.log_fields()),
             **getattr(record, "lgov_fields", {}),
             **(getattr(record, "lgov_content", {}) if self._content else {}),
         }

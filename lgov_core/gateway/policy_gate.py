@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from lgov_core.errors import LgovError, PolicyDenied
 from lgov_core.flow import Flow
 from lgov_core.gateway.capture import DenialSink
+from lgov_core.gateway.door import add_spent
 from lgov_core.gateway.judging import JudgingLimits, Turns, size_of
 from lgov_core.gateway.limits import Busy
 from lgov_core.gateway.operation import DenialLog
@@ -141,6 +143,7 @@ class PolicyGate:
     async def _judged(self, flow: Flow[T], size: int, request: GateRequest) -> T:
         """Returns what the flow of a call returns. Raises `GateRefusal` or `Busy`, whatever goes wrong."""
         attempt = None if request.rollout_id is None else (request.rollout_id, request.attempt)
+        began = time.perf_counter()
         try:
             return await self._turns.judged(flow, size, attempt)
         except (GateRefusal, Busy):
@@ -150,6 +153,8 @@ class PolicyGate:
         except Exception as error:
             text = f"DENIED by policy lgov/gate-failed: the judgement of this call failed ({type(error).__name__})."
             raise GateRefusal(text, status=503) from error
+        finally:
+            add_spent("judged", began)
 
 
 def _refusal(decision: Decision) -> GateRefusal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import ipaddress
 import re
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ import aiohttp
 from lgov_core._util.json_text import ReceivedBody, wire_bytes, wire_text
 from lgov_core.errors import EndpointError, UpstreamError
 from lgov_core.gateway.access import caller
+from lgov_core.gateway.door import add_spent
 from lgov_core.gateway.limits import Reading
 from lgov_core.gateway.operation import IN_THE_LOG
 from lgov_core.gateway.protocol import ANY_MODEL, UpstreamRejection, overflow_in
@@ -217,7 +219,7 @@ class UpstreamEngine:
         self, send: _Send, route: str, timeout: aiohttp.ClientTimeout
     ) -> AsyncGenerator[tuple[Replica, aiohttp.ClientResponse], None]:
         """The response to what ``send`` asks, with status 200; transport errors in the block become `UpstreamError`."""
-        where = self.pool.replicas[0].label
+        where, began = self.pool.replicas[0].label, time.perf_counter()
 
         async def ask(replica: Replica) -> aiohttp.ClientResponse:
             nonlocal where
@@ -244,6 +246,8 @@ class UpstreamEngine:
                 hint = None if route == _LISTING else "those who run the endpoint can raise upstream_timeout_s"
                 raise UpstreamError(what, hint=hint, status=504, where=where) from error
             raise UpstreamError(_in_words(error), hint=IN_THE_LOG, where=where) from error
+        finally:
+            add_spent("upstream", began)
 
     def _connections(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -135,6 +135,7 @@ def call_span(call: CapturedCall, above: Span | None = None) -> Span:
                 semconv.REQUEST_TEMPERATURE: call.temperature,
                 semconv.REQUEST_TOP_P: call.top_p,
                 semconv.RESPONSE_ID: call.response_id,
+                semconv.REQUEST_ID: _request_id(call),
                 semconv.CHOICE: call.choice or None,
                 semconv.FINISH_REASONS: [call.finish_reason] if call.finish_reason else None,
                 semconv.TOOL_CALL_IDS: list(call.tool_call_ids) or None,
@@ -153,6 +154,12 @@ def call_span(call: CapturedCall, above: Span | None = None) -> Span:
         None if above is None else above.span_id,
         None if above is None else above.trace_id,
     )
+
+
+def _request_id(call: CapturedCall) -> str | None:
+    noted = call.response.get("lgov")
+    request_id: Any = noted.get("request_id") if isinstance(noted, Mapping) else None
+    return request_id if isinstance(request_id, str) else None
 
 
 def _reply(call: CapturedCall) -> Any:
@@ -242,6 +249,7 @@ KEPT: Final = frozenset(
         semconv.OUTCOME,
         semconv.FRAMEWORK,
         semconv.CALL_ID,
+        semconv.REQUEST_ID,
         semconv.CHOICE,
         semconv.WEIGHTS_VERSION,
         semconv.POINT,

@@ -96,6 +96,8 @@ FRAMEWORK: Final = "lgov.framework"
 # The id that a framework gave to a model call: not always the response's id.
 CALL_ID: Final = "lgov.call_id"
 """model calls, decisions | text | the framework's own id of a model call"""
+REQUEST_ID: Final = "lgov.request_id"
+"""model calls | text | the `x-request-id` that the endpoint's client gave"""
 
 # The exact tokens of a model call.
 PROMPT_TOKEN_IDS: Final = "lgov.prompt_token_ids"

@@ -40,7 +40,9 @@ from lgov_core.policies.budgets.ledger import Amount, BudgetLimits, Ledger
 from lgov_core.policies.loader import load_policy_file
 from lgov_core.settings import load_settings
 from lgov_core.store import open_store
+from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
+from lgov_core.trace.rollout_spans import call_span
 from tests.gateway.conftest import SECRET, until
 from tests.postgres_server import PostgresServer
 
@@ -524,6 +526,57 @@ def test_content_is_logged_where_it_is_asked_for_and_requests_only_from_info_on(
     assert {line["event"] for line in lines} == {"denied", "request failed"}
     (denied,) = (line for line in lines if line["event"] == "denied")
     assert "delete_order" in str(denied["reason"])
+
+
+def test_one_id_leads_from_a_request_to_its_lines_and_its_recorded_call_and_a_line_says_what_took_the_time(
+    tmp_path: Path, store: SQLiteStore
+) -> None:
+    texts = {"log_level": "info", "log_file": str(tmp_path / "serve.log"), "log_json": "true"}
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    gate = open_gate(Governance(policy=tmp_path / "policy.yaml", audit=tmp_path / "audit.db"))
+    keys = KeyRing(SECRET)
+    headers = {"x-api-key": keys.issue("r1", 1)}
+    body = b'{"id": "c1", "choices": [{"message": {"content": "Hello."}}]}'
+    again, other = ScriptedReply(body=body, delay_s=0.1), ScriptedReply("Hello.", delay_s=0.1)
+    with (
+        logging_by(load_settings(texts=texts, folder=tmp_path, environ={})),
+        ScriptedModelServer([again, other, other, again]) as model,
+        EndpointServer([UpstreamEngine(model.base_url)], store, keys=keys, gate=gate) as server,
+    ):
+        url = f"{server.base_url}/chat/completions"
+        for name, more in (("ticket-4711", {}), ("ticket-4712", {"stream": True}), (None, {}), ("ticket-4713", {})):
+            named = {} if name is None else {"x-request-id": name}
+            assert httpx.post(url, json={**BODY, **more}, headers={**headers, **named}).status_code == 200
+        httpx.get(f"{server.base_url}/left_out", headers=headers)
+    gate.close()
+    lines = [json.loads(line) for line in (tmp_path / "serve.log").read_text().splitlines()]
+    *calls, no_call = (line for line in lines if line["event"] == "request")
+    assert ("call" in no_call, "waited_ms" in no_call) == (False, False)
+    spans = [call_span(call) for call in store.calls()]
+    recorded = [(span.attributes["gen_ai.response.id"], span.attributes.get("lgov.request_id")) for span in spans]
+    assert (recorded[0][0], recorded[3][0] == "c1") == ("c1", False), "the store had the second c1 already"
+    assert [request_id for _, request_id in recorded] == ["ticket-4711", "ticket-4712", None, "ticket-4713"]
+    assert [line["call"] for line in calls] == [name for name, _ in recorded]
+    assert store.pages.containing(["r1", "r2"], "ticket-4711") == {"r1"}, "the window finds it"
+    for line in calls:
+        assert line["upstream_ms"] >= 90
+        assert line["judged_ms"] > 0
+        assert line["waited_ms"] + line["judged_ms"] + line["upstream_ms"] <= line["ms"] + 0.3
+
+
+def test_a_call_that_got_no_place_says_how_long_it_waited(tmp_path: Path) -> None:
+    texts = {"log_level": "info", "log_file": str(tmp_path / "serve.log"), "log_json": "true"}
+    with (
+        logging_by(load_settings(texts=texts, folder=tmp_path, environ={})),
+        ScriptedModelServer([]) as model,
+        EndpointServer([UpstreamEngine(model.base_url)], limits=Limits(wait_s=0.1)) as server,
+    ):
+        httpx.post(f"{server.url}/admin/pause", json={"reason": "version 7"})
+        assert httpx.post(f"{server.base_url}/chat/completions", json=BODY).status_code == 503
+    lines = map(json.loads, (tmp_path / "serve.log").read_text().splitlines())
+    (call,) = (line for line in lines if line["event"] == "request" and line["route"] == "/v1/chat/completions")
+    assert 90 <= call["waited_ms"] <= call["ms"]
+    assert "upstream_ms" not in call
 
 
 def test_the_log_says_who_sent_a_request_and_why_it_was_refused(tmp_path: Path) -> None:
