@@ -246,6 +246,11 @@ class FlowPolicy(BoundedPolicy):
         if self._asks is not None:
             self._asks.observe(event)
 
+    def ping(self) -> None:
+        """Raises `PolicyError` while nobody can be asked."""
+        if self._asks is not None:
+            self._asks.ping()
+
     def _note_result(self, action: Action, text: str) -> None:
         used = [value for value in self._values(action) if value.is_sought]
         self._texts.note_result(action, text, used, self._is_trusted)

@@ -134,13 +134,17 @@ class PinnedToolsPolicy(BoundedPolicy):
         except (NotCanonical, RecursionError) as error:
             return self.deny("tool-unreadable", f"The tools of this call cannot be compared with their pins: {error}.")
         except PolicyError as error:
-            return self.deny("tool-pins", f"The pinned tools cannot be read: {error.message}.")
+            return self.fault("tool-pins", "The pinned tools cannot be read", error)
         if changed:
             names = ", ".join(name[:80] for name in changed[:5])
             return self.deny(
                 "tool-changed", f"Changed since they were first used, and not approved (lgov policy trust): {names}."
             )
         return self.allow()
+
+    def ping(self) -> None:
+        """Raises `PolicyError` while no tool can be pinned."""
+        self.pins.ping()
 
     def continue_from(self, previous: object) -> None:
         """Goes on with the pins of ``previous``, the policy that this one replaces, when they are in memory."""

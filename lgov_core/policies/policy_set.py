@@ -117,6 +117,11 @@ class PolicySet(OrderedRules):
         for rule in self.rules:
             getattr(rule.policy, "ping", lambda: None)()
 
+    def flush(self) -> None:
+        """Has its policies write what they could not before."""
+        for rule in self.rules:
+            getattr(rule.policy, "flush", lambda: None)()
+
     def observe(self, event: Any) -> None:
         """Hands ``event`` to the policies that keep count; each gets it once. What one raises is raised at the end."""
         failed: Exception | None = None

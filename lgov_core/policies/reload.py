@@ -124,6 +124,10 @@ class ReloadingPolicySet:
         """See `PolicySet.ping`."""
         self._current.ping()
 
+    def flush(self) -> None:
+        """See `PolicySet.flush`."""
+        self._current.flush()
+
     def observe(self, event: Any) -> None:
         """Hands ``event`` to the policies that keep count. Raises a failure to reload, once, so that it is counted."""
         self._current.observe(event)

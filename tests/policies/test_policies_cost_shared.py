@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import multiprocessing
 import os
+import sqlite3
 import sys
 import threading
 from collections.abc import Iterator
@@ -30,9 +33,10 @@ from lgov_core.policies import (
     load_policies,
     load_policy_file,
 )
+from lgov_core.policies.budgets.ledger import SharedDatabase
 from lgov_core.policies.loader import named_places
 from lgov_core.scope import RolloutScope
-from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome
+from lgov_core.types import Action, Decision, Effect, ModelCallFailed, Point, ToolOutcome
 
 # ---------------------------------------------------------------------- under a governor
 
@@ -166,6 +170,165 @@ def test_a_ledger_that_cannot_be_used_denies_and_says_so(tmp_path: Path) -> None
     reply = policy.judge(after(input_tokens=1, output_tokens=1))
     assert reply is not None
     assert reply.effect is Effect.WARN
+
+
+# ---------------------------------------------------------------------- a ledger that is away for a while
+
+
+@pytest.fixture(params=["locked", "moved", "server"])
+def away(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Any]]:
+    """A ledger, and a block during which it cannot be used."""
+    path = tmp_path / "budgets.sqlite"
+
+    @contextlib.contextmanager
+    def locked() -> Iterator[None]:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            yield
+
+    @contextlib.contextmanager
+    def moved() -> Iterator[None]:
+        path.rename(tmp_path / "elsewhere")
+        yield
+        (tmp_path / "elsewhere").rename(path)
+
+    if request.param != "server":
+        yield str(path), {"locked": locked, "moved": moved}[request.param]
+        return
+    from tests.postgres_server import PostgresServer
+
+    server = PostgresServer()
+
+    @contextlib.contextmanager
+    def down() -> Iterator[None]:
+        server.kill()
+        yield
+        server.start()
+
+    yield server.url("postgres"), down
+    server.close()
+
+
+def figures(policy: CostControlPolicy) -> tuple[int, int, int, int]:
+    spent = policy.spent()
+    return spent.calls, spent.tokens, spent.reserved_calls, spent.reserved_tokens
+
+
+def test_what_calls_used_while_the_ledger_was_away_is_booked_once_it_is_back(away: Any) -> None:
+    ledger, outage = away
+    policy = CostControlPolicy(max_calls=100, per="global", ledger=ledger)
+    replied, cut, refused_call, made = before("op_1"), before("op_2"), before("op_3"), tool("op_4")
+    for action in (replied, cut, refused_call, made):
+        assert policy.judge(action) is None
+    with outage():
+        warning = policy.judge(after("op_1", input_tokens=30, output_tokens=10))
+        for event in (
+            ModelCallFailed(cut, "ReadTimeout"),
+            ModelCallFailed(refused_call, "Refused", refused=True),
+            ToolOutcome(made, "ok"),
+        ):
+            with pytest.raises(PolicyError):
+                policy.observe(event)
+    assert warning is not None
+    assert (warning.effect, warning.rule) == (Effect.WARN, "cost-ledger")
+    policy.ping()  # as the endpoint does every two seconds; every other use of the ledger does too
+    other = CostControlPolicy(max_calls=100, per="global", ledger=ledger)
+    assert figures(other) == (3, 40 + BOUND, 0, 0), "the real cost, where it is known; the refused call cost nothing"
+
+
+@pytest.mark.parametrize("takes_place", [True, False])
+@pytest.mark.parametrize("step", ["reserve", "settle", "unasked", "unasked, then settled"])
+def test_a_commit_without_an_answer_counts_once(
+    ledger: Any, takes_place: bool, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, commits, is_broken = SharedDatabase._open, itertools.count(), False
+
+    class Breaks:
+        """A connection on which the answer to a commit is lost."""
+
+        def __init__(self, connection: Any) -> None:
+            self.connection = connection
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.connection, name)
+
+        def execute(self, statement: str, *values: Any) -> Any:
+            if statement != "COMMIT" or not is_broken or next(commits) != (step == "unasked, then settled"):
+                return self.connection.execute(statement, *values)
+            self.connection.execute("COMMIT" if takes_place else "ROLLBACK")
+            raise sqlite3.OperationalError("the connection was lost")
+
+    monkeypatch.setattr(SharedDatabase, "_open", lambda self: Breaks(connect(self)))
+    policy = CostControlPolicy(max_calls=100, per="global", ledger=ledger)
+    if step == "settle":
+        assert policy.judge(before()) is None
+    is_broken = True
+    if step == "reserve":
+        assert refused(policy.judge(before())) == "cost-ledger"
+    else:
+        reply = policy.judge(after(input_tokens=30, output_tokens=10))
+        assert reply is not None
+        assert reply.effect is Effect.WARN
+    is_broken = False
+    for _ in range(2):
+        assert figures(policy) == ((0, 0, 0, 0) if step == "reserve" else (1, 40, 0, 0))
+
+
+def test_at_the_end_it_tries_once_more_and_says_what_is_lost(away: Any, caplog: pytest.LogCaptureFixture) -> None:
+    ledger, outage = away
+    policy = CostControlPolicy(max_calls=100, per="global", ledger=ledger)
+    subject = governor(PolicySet([Rule(policy)], default="allow"))
+    assert not subject.decide(before()).blocks
+    with outage():
+        assert not subject.decide(after(input_tokens=30, output_tokens=10)).blocks
+        subject.close()
+        assert "what 1 calls used is never booked" in caplog.text
+    subject.close()
+    assert figures(CostControlPolicy(max_calls=100, per="global", ledger=ledger)) == (1, 40, 0, 0)
+
+
+def test_what_is_to_be_booked_is_handed_on_by_a_reload_and_not_by_a_fork(tmp_path: Path) -> None:
+    path = tmp_path / "budgets.sqlite"
+    old = CostControlPolicy(max_calls=100, per="global", ledger=path)
+    assert old.judge(before()) is None
+    path.rename(tmp_path / "elsewhere")
+    assert old.judge(after(input_tokens=30, output_tokens=10)) is not None
+    (tmp_path / "elsewhere").rename(path)
+    if hasattr(os, "fork"):
+        child = os.fork()
+        if child == 0:
+            os._exit(figures(old)[2])
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    new = CostControlPolicy(max_calls=50, per="global", ledger=path)
+    new.continue_from(old)
+    assert figures(new) == (1, 40, 0, 0)
+
+
+def test_what_is_kept_to_be_booked_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "budgets.sqlite"
+    policy = CostControlPolicy(max_calls=100, per="global", ledger=path)
+    for number in range(3):
+        assert policy.judge(before(f"op_{number}")) is None
+    monkeypatch.setattr("lgov_core.policies.budgets.ledger.MAX_OPEN", 2)
+    path.rename(tmp_path / "elsewhere")
+    for number in range(3):
+        assert policy.judge(after(f"op_{number}", input_tokens=30, output_tokens=10)) is not None
+    (tmp_path / "elsewhere").rename(path)
+    assert "what op_2 used is never booked" in caplog.text
+    assert figures(policy) == (2, 80, 1, BOUND)
+
+
+def test_what_was_set_aside_too_late_is_given_back(tmp_path: Path) -> None:
+    path = tmp_path / "budgets.sqlite"
+    policy = CostControlPolicy(max_calls=100, per="global", ledger=path)
+    subject = governor(PolicySet([Rule(policy)], default="allow"), timeout_s=0.1)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert subject.decide(before()).rule == "policy-timeout"
+    subject._judges._threads._pool.shutdown()  # type: ignore[union-attr] # it answers after all
+    assert figures(policy) == (0, 0, 0, 0)
 
 
 # ---------------------------------------------------------------------- several threads, several processes

@@ -193,7 +193,7 @@ class ApprovalPolicy(BoundedPolicy):
                 else self._ask_approver(content, digest)
             )
         except PolicyError as error:
-            return self.deny("approval-store", f"Approvals cannot be read, so nothing is approved: {error.message}")
+            return self.fault("approval-store", "Approvals cannot be read, so nothing is approved", error)
         if inquiry is None:
             return self.deny("approval-full", "Too many calls are waiting for approval. Do something else.")
         self._judgements.begin(action, inquiry)

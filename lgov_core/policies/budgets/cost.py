@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final
 from zoneinfo import ZoneInfo
 
 from lgov_core.errors import PolicyError
+from lgov_core.governor.judging import caller_gone
 from lgov_core.governor.options import in_dry_run
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.budgets.counting import (
@@ -197,12 +198,12 @@ class CostControlPolicy(BoundedPolicy):
                 key, action.operation_id, amount, self.limits, now_of(self.name, self._clock), again=again
             )
         except PolicyError as error:
-            _LOG.error("budget ledger failed", extra={"lgov_fields": {"policy": self.name, "cause": error.message}})
-            reason = "The budget cannot be read, so nothing may be spent; its log has the cause"
-            return self.deny("cost-ledger", reason).changed(fault=True)
+            return self.fault("cost-ledger", "The budget cannot be read, so nothing may be spent", error)
         if short is not None:
             return self._refuse(action, amount, *short)
         self._judgements.begin(action, _RESERVED)
+        if caller_gone().is_set() and action.operation_id is not None:  # the call was denied for want of an answer
+            self._ledger.release(action.operation_id)
         return None
 
     def _settle(self, action: Action, actual: Amount | None) -> Decision | None:
@@ -215,11 +216,11 @@ class CostControlPolicy(BoundedPolicy):
             elif actual is not None and not self._asked_before_models:
                 # The policy is not asked before calls, so nothing was set aside for this one.
                 self._ledger.settle(key, f"unasked {id(action)} {now}", actual, now)
-        except PolicyError:
-            # The call is over, and what was set aside for it stays spent: nothing gets cheaper by this.
-            return Decision(
-                Effect.WARN, self.name, "cost-ledger", "What the call used is not booked: the budget cannot be read."
-            )
+        except PolicyError as error:
+            # The call is over, and what was set aside for it counts as spent until then: nothing gets cheaper by this.
+            _LOG.warning("%s: what a call used is not booked yet: %s", self.name, error.message)
+            reason = "What the call used is booked once the budget can be written again."
+            return Decision(Effect.WARN, self.name, "cost-ledger", reason)
         return None
 
     def _key(self, name: str) -> str:
@@ -299,6 +300,10 @@ class CostControlPolicy(BoundedPolicy):
         """Raises `PolicyError` while the ledger cannot be used."""
         self._ledger.ping()
 
+    def flush(self) -> None:
+        """Books what could not be booked before, or logs that it is never booked."""
+        self._ledger.flush()
+
     def release(self, operation_id: str) -> None:
         """Gives back what was set aside for a call that, as the caller knows, was never made and never charged."""
         self._ledger.release(operation_id)
@@ -314,6 +319,9 @@ class CostControlPolicy(BoundedPolicy):
                 hint="give the rule another name to begin anew",
             )
         if previous._ledger.path is not None:
+            self._ledger.close()
+            if (previous._ledger.path, previous._ledger.owner) == (self._ledger.path, self._ledger.owner):
+                self._ledger = previous._ledger  # with what it has to book
             return
         if self._ledger.path is not None:
             raise PolicyError(

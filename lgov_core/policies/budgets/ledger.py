@@ -7,10 +7,12 @@ The user says what models and tools cost. lgov ships no prices: they change, and
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
 import sqlite3
+from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from lgov_core.errors import PolicyError
 from lgov_core.policies.budgets.counting import SharedState
 from lgov_core.settings import without_password
 
+_LOG = logging.getLogger("lgov.policies")
 #: One US dollar. Money is counted in whole billionths of one, so that sums are exact.
 NANO: Final = 1_000_000_000
 
@@ -199,17 +202,18 @@ class _ServerConnection:
 class SharedDatabase(SharedState):
     """A database of ``kind`` in the file at ``path``, which is made (mode 0600) when it is missing, or in memory.
 
-    An address ``postgresql://...`` is a server, where transactions with one ``lock`` follow on each other. Each change is one
-    transaction. Waits `BUSY_TIMEOUT_S` for other threads and processes at most. May be used from several threads at once,
-    and after a fork: a child opens the file anew, or goes on with a copy of the memory. Raises the kind's error when the
-    file cannot be used.
+    With a ``lock`` it may be the address ``postgresql://...`` of a server, where transactions with one lock follow on each
+    other. Each change is one transaction. Waits `BUSY_TIMEOUT_S` for other threads and processes at most. May be used from
+    several threads at once, and after a fork: a child opens the file anew, or goes on with a copy of the memory. Raises the
+    kind's error when the file cannot be used.
     """
 
     def __init__(
         self, kind: FileKind, path: str | os.PathLike[str] | None, *, more: tuple[str, ...] = (), lock: str = ""
     ) -> None:
         self.path = None if path is None else Path(path)
-        self._address = path if isinstance(path, str) and path.startswith(("postgresql://", "postgres://")) else None
+        is_address = lock and isinstance(path, str) and path.startswith(("postgresql://", "postgres://"))
+        self._address = str(path) if is_address else None
         self._kind, self._lock_name = kind, lock
         self._identity: tuple[int, int] | None = None
         self._connection: Any = None
@@ -319,20 +323,60 @@ _COLUMNS = "nano_usd, tokens, calls, reserved_nano_usd, reserved_tokens, reserve
 _IN_MEMORY: Final = ("CREATE TABLE ended (key TEXT UNIQUE)", "CREATE TABLE dropped (key TEXT PRIMARY KEY)")
 
 
+@dataclass(slots=True)
+class _Debt:
+    """What an operation used, or all that was set aside for it (None). ``found``: once that was, nothing else is spent."""
+
+    key: str
+    operation: str
+    actual: Amount | None
+    now: float = 0.0
+    found: bool = False
+
+
 class Ledger(SharedDatabase):
     """The budgets of the policy called ``owner``, in the file or on the server at ``path`` or, without one, in memory.
 
     Any number of processes, and of policies with different names, may use one file or database. What a process that died
-    had set aside stays set aside, since it is unknown whether it was spent, until `reset`. In memory there are
-    ``max_budgets`` at most. When they are used up, those that have ended are dropped, oldest first; one that comes back
-    after that is refused, because what it had spent is not known any more, and so is a new one when none has ended. See
-    `SharedDatabase`.
+    had set aside stays set aside, since it is unknown whether it was spent, until `reset`. What a living one cannot book, of
+    `MAX_OPEN` calls at most, is booked before the ledger is used again: once, also where a commit got no answer.
+
+    In memory there are ``max_budgets`` at most. When they are used up, those that have ended are dropped, oldest first; one
+    that comes back after that is refused, because what it had spent is not known any more, and so is a new one when none has
+    ended. See `SharedDatabase`.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, owner: str, *, max_budgets: int = 100_000) -> None:
         self.owner = owner
         self.max_budgets = max_budgets
+        self._owed: deque[_Debt] = deque()
         super().__init__(LEDGER, path, more=_IN_MEMORY, lock=owner)
+
+    def flush(self) -> None:
+        """Books what is owed, for the last time: what cannot be booked stays set aside, and is logged."""
+        try:
+            self._book_owed()
+        except PolicyError as error:
+            _LOG.error("%s: what %d calls used is never booked: %s", self.owner, len(self._owed), error.message)
+
+    def after_fork_in_child(self) -> None:
+        """See `SharedState`: the parent books what it owes."""
+        super().after_fork_in_child()
+        self._owed.clear()
+
+    @contextmanager
+    def transaction(self, *, unconfirmed: _Debt | None = None) -> Generator[sqlite3.Connection]:
+        """See `SharedDatabase.transaction`. What is owed is booked first; so is ``unconfirmed`` when the commit fails."""
+        self._book_owed()
+        commits = False
+        try:
+            with super().transaction() as connection:
+                yield connection
+                commits = True
+        except BaseException as error:
+            if commits and unconfirmed is not None:
+                self._owe(unconfirmed, error)
+            raise
 
     def reserve(
         self, key: str, operation: str | None, amount: Amount, limits: BudgetLimits, now: float, *, again: bool = False
@@ -342,7 +386,8 @@ class Ledger(SharedDatabase):
         ``key`` names the budget, ``operation`` the call, ``now`` is the policy's clock in seconds. ``again`` replaces what
         the operation had set aside before. Without an operation the amount is spent at once.
         """
-        with self.transaction() as connection:
+        unused = None if operation is None else _Debt(key, operation, Amount(), found=True)
+        with self.transaction(unconfirmed=unused) as connection:  # in case it was set aside: the call is not made
             refusal = self._open_budget(connection, key)
             if refusal is not None:
                 return refusal, Balance()
@@ -357,32 +402,20 @@ class Ledger(SharedDatabase):
                 self._move(connection, key, amount, Amount())
                 return None
             self._close(connection, operation, None if replaced is None else Amount())
-            self._move(connection, key, Amount(), amount)
-            connection.execute(
-                "INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?)",
-                (self.owner, operation, key, amount.nano_usd, amount.tokens, amount.calls),
-            )
-            if self.path is None and connection.execute("SELECT count(*) FROM reservations").fetchone()[0] > MAX_OPEN:
-                oldest = "SELECT operation FROM reservations ORDER BY rowid LIMIT 1"
-                self._close(connection, connection.execute(oldest).fetchone()[0], None)  # which spends it
+            self._set_aside(connection, key, operation, amount)
             return None
 
     def settle(self, key: str, operation: str, actual: Amount | None, now: float) -> None:
         """Spends what was set aside for the operation: ``actual`` of it, or all where None.
 
-        What was never set aside is spent from ``key`` when ``actual`` says how much.
+        What was never set aside is spent from ``key`` when ``actual`` says how much. Raises `PolicyError` when it is booked
+        later.
         """
-        with self.transaction() as connection:
-            if self._close(connection, operation, actual):
-                return
-            if actual is not None and self._open_budget(connection, key) is None:
-                self._balance(connection, key, now)
-                self._move(connection, key, actual, Amount())
+        self._book(_Debt(key, operation, actual, now))
 
     def release(self, operation: str) -> None:
-        """Gives back what was set aside for the operation, if anything still is."""
-        with self.transaction() as connection:
-            self._close(connection, operation, Amount())
+        """Gives back what was set aside for the operation, if anything still is. Raises as `settle`."""
+        self._book(_Debt("", operation, Amount(), found=True))
 
     def balance(self, key: str | None, now: float) -> Balance:
         """One budget, or the sum of all; its age is then that of the oldest."""
@@ -413,6 +446,44 @@ class Ledger(SharedDatabase):
         if self.path is None:
             with self.transaction() as connection:
                 connection.execute("INSERT OR IGNORE INTO ended SELECT key FROM budgets WHERE key < ?", (day,))
+
+    # ------------------------------------------------------------------ what is owed
+
+    def _book_owed(self) -> None:
+        while self._owed:
+            try:
+                debt = self._owed.popleft()
+            except IndexError:  # another thread has it
+                return
+            self._book(debt)
+
+    def _book(self, debt: _Debt) -> None:
+        try:
+            while not self._is_booked(debt):
+                pass
+        except BaseException as error:
+            self._owe(debt, error)
+            raise
+
+    def _is_booked(self, debt: _Debt) -> bool:
+        """Books it in one transaction; False where it only set aside what is to be spent, to know it again."""
+        with super().transaction() as connection:
+            if self._close(connection, debt.operation, debt.actual):
+                debt.found = True  # a later try that finds it no more has nothing left to do
+                return True
+            if debt.found or debt.actual is None or self._open_budget(connection, debt.key) is not None:
+                return True
+            self._balance(connection, debt.key, debt.now)
+            self._set_aside(connection, debt.key, debt.operation, debt.actual)
+            return False
+
+    def _owe(self, debt: _Debt, error: BaseException) -> None:
+        cause = error.__cause__
+        is_too_large = isinstance(cause, OverflowError) or str(getattr(cause, "sqlstate", None)).startswith("22")
+        if is_too_large or len(self._owed) >= MAX_OPEN:
+            _LOG.error("%s: what %s used is never booked: %s", self.owner, debt.operation, error)
+        else:
+            self._owed.append(debt)
 
     # ------------------------------------------------------------------ within a transaction
 
@@ -455,6 +526,16 @@ class Ledger(SharedDatabase):
             (self.owner, operation),
         ).fetchone()
         return None if row is None else (row[0], Amount(*row[1:]))
+
+    def _set_aside(self, connection: sqlite3.Connection, key: str, operation: str, amount: Amount) -> None:
+        self._move(connection, key, Amount(), amount)
+        connection.execute(
+            "INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?)",
+            (self.owner, operation, key, amount.nano_usd, amount.tokens, amount.calls),
+        )
+        if self.path is None and connection.execute("SELECT count(*) FROM reservations").fetchone()[0] > MAX_OPEN:
+            oldest = "SELECT operation FROM reservations ORDER BY rowid LIMIT 1"
+            self._close(connection, connection.execute(oldest).fetchone()[0], None)  # which spends it
 
     def _move(self, connection: sqlite3.Connection, key: str, spent: Amount, reserved: Amount) -> None:
         amounts = (spent.nano_usd, spent.tokens, spent.calls, reserved.nano_usd, reserved.tokens, reserved.calls)
