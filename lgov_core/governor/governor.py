@@ -252,13 +252,6 @@ class Governor(Observers):
     arollout = rollout
 
     def close(self) -> None:
-        """Shuts the threads of slow policies down; one that hangs keeps its own. Decisions may still be asked for.
-
-        A policy that has a ``flush`` writes what it could not before.
-        """
+        """Shuts the threads of slow policies down; one that hangs keeps its own. Decisions may still be asked for."""
         self._judges.close()
-        for policy in self.policies:
-            try:
-                getattr(policy, "flush", lambda: None)()
-            except Exception as error:  # noqa: BLE001 - the others write all the same
-                self._plugin_failed("flush", policy.name, error)
+        self._flush()

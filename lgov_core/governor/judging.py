@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ from lgov_core.hookspecs import DECISION_HOOKS
 from lgov_core.plugins import PolicyPlugin
 from lgov_core.types import ALLOW, Action, Decision, Effect, Point, Policy, Severity
 
+_LOG = logging.getLogger("lgov.policies")
 #: A transformed action is judged again; one that still changes after this many rounds is denied.
 MAX_TRANSFORM_ROUNDS = 4
 #: Judgements that may wait at the same time, for a person among others.
@@ -272,7 +274,8 @@ def _in_its_name(rule: Rule, decision: Decision | None) -> Decision | None:
 
 
 def _failed(rule: Rule, error: Exception) -> Decision:
-    """The denial for a rule that raised, was late, or answered what is not a decision."""
+    """The denial for a rule that raised, was late, or answered what is not a decision; the log has the cause."""
+    _LOG.error("rule %s failed", rule.name, exc_info=error)
     if isinstance(error, _TooLate):
         return fault(rule.name, "policy-timeout", f"The policy {rule.name} {error}.")
     # The class of an error is named, its message is not: it may hold what the tool was called with.
@@ -371,11 +374,7 @@ def fold(action: Action, decision: Decision) -> Action:
 
 
 def combine(
-    decisions: Sequence[Decision],
-    *,
-    original: Action,
-    folded: Action,
-    shadow_of: str | None = None,
+    decisions: Sequence[Decision], *, original: Action, folded: Action, shadow_of: str | None = None
 ) -> Decision:
     """One decision out of several.
 

@@ -129,7 +129,7 @@ class Observers:
     """
 
     def __init__(self, policies: Sequence[Policy], manager: pluggy.PluginManager) -> None:
-        self.manager = manager
+        self.manager, self._policies = manager, policies
         # Events are of no use to a policy set without stateful policies.
         self._observing = tuple(
             policy for policy in policies if isinstance(policy, ObservingPolicy) and getattr(policy, "stateful", True)
@@ -155,6 +155,14 @@ class Observers:
         if isinstance(event, Span) and event.rollout_id is not None:
             for reward in collect_span_rewards(self.manager, event, self._plugin_failed):
                 self.observe(reward)
+
+    def _flush(self) -> None:
+        """Has each policy with a ``flush`` write what it could not before."""
+        for policy in self._policies:
+            try:
+                getattr(policy, "flush", lambda: None)()
+            except Exception as error:  # noqa: BLE001 - the others write all the same
+                self._plugin_failed("flush", policy.name, error)
 
     def _show_outcome(self, outcome: ToolOutcome) -> list[Reward]:
         """Shows the outcome of a tool call, then the rewards that it earned, and returns these. A pause is none yet."""

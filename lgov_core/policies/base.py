@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
-from lgov_core.errors import PolicyError
 from lgov_core.types import Decision, Effect, ObservingPolicy, Point, Policy, PolicyFactory, Severity
-
-_LOG = logging.getLogger("lgov.policies")
 
 __all__ = ["BoundedPolicy", "ObservingPolicy", "Policy", "PolicyFactory"]
 
@@ -51,11 +47,6 @@ class BoundedPolicy:
     def deny(self, rule: str, reason: str, severity: Severity = Severity.HIGH) -> Decision:
         """A deny by this policy: ``rule`` is a stable slug, ``reason`` a sentence the model can act on."""
         return Decision(Effect.DENY, self.name, rule, reason, severity)
-
-    def fault(self, rule: str, reason: str, error: PolicyError) -> Decision:
-        """A deny because this policy failed: an endpoint answers 503. Agents read ``reason``; the log has the ``error``."""
-        _LOG.error("%s failed: %s", self.name, error.message)
-        return self.deny(rule, f"{reason}; the log has the cause.").changed(fault=True)
 
     def escalate(self, rule: str, reason: str, severity: Severity = Severity.HIGH) -> Decision:
         """Blocks until the call is approved; arguments as for `deny`."""

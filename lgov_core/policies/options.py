@@ -34,6 +34,7 @@ from lgov_core._util.json_text import sorted_json
 from lgov_core._util.schema import Mistake, checked
 from lgov_core.errors import PolicyError
 from lgov_core.governor.rules import Rule
+from lgov_core.settings import without_password
 from lgov_core.types import Policy
 
 Text = Annotated[str, Meta(min_length=1, description="text, in quotes")]
@@ -49,7 +50,8 @@ _P = ParamSpec("_P")
 _Options = TypeVar("_Options", bound="PolicyOptions")
 _Self = TypeVar("_Self")
 _NO_FILE = Annotated[None, Meta(description="a function")]
-_PATH: Any = Optional[Text]  # noqa: UP045 - a value, not an annotation
+_PATH: Any = Optional[Annotated[str, Meta(pattern=r"^(?!\w+://).", description="the path of a file, not an address")]]  # noqa: UP045 - a value
+_ADDRESS: Any = Optional[Text]  # noqa: UP045 - as above
 
 
 class PolicyOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,6 +62,8 @@ class PolicyOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: Those of them that lgov obeys, and those that it writes itself: closed to what it governs.
     obeyed: ClassVar[tuple[str, ...]] = ()
     kept: ClassVar[tuple[str, ...]] = ()
+    #: Those of them that may be the address of a database.
+    addresses: ClassVar[tuple[str, ...]] = ()
     #: What Python may give for an option beside what a file may, which is nothing where the option is no path.
     in_python: ClassVar[Mapping[str, tuple[Any, ...]]] = MappingProxyType({})
     #: Options that a file must give, although Python need not.
@@ -73,6 +77,7 @@ class PolicyOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The type of what a policy file may give, by option."""
         types = {option.name: option.type for option in msgspec.structs.fields(cls) if option.name != "name"}
         types.update(dict.fromkeys(set(cls.in_python).intersection(cls.paths), _PATH))
+        types.update(dict.fromkeys(cls.addresses, _ADDRESS))
         return {option: kind for option, kind in types.items() if option in cls.paths or option not in cls.in_python}
 
     def checked(self) -> Any:
@@ -95,6 +100,7 @@ class PolicyOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for step in path:
             value = value[step]
         where = ": ".join([option, *(str(step) for step in path if isinstance(step, str))])
+        value = without_password(value) if isinstance(value, str) else value
         return PolicyError(f"{owner}: {where} {'holds' if path else 'is'} {value!r:.200}", hint=f"write {expected}")
 
 

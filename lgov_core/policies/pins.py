@@ -18,8 +18,7 @@ from lgov_core._util.json_text import NotCanonical, canonical_json
 from lgov_core._util.sqlite_file import FileKind
 from lgov_core.errors import PolicyError
 from lgov_core.governor.options import DataFile, in_dry_run
-from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.budgets.ledger import SharedDatabase
+from lgov_core.policies.budgets.ledger import SharedDatabase, StoredPolicy
 from lgov_core.policies.options import PolicyOptions, Text, takes
 from lgov_core.types import Action, Decision, Point
 
@@ -96,7 +95,7 @@ class PinnedToolsOptions(PolicyOptions, frozen=True, kw_only=True):
     name: Text = "pinned"
 
 
-class PinnedToolsPolicy(BoundedPolicy):
+class PinnedToolsPolicy(StoredPolicy):
     """Denies a model call that offers a tool with another definition than at first, or two tools of one name.
 
     The first definition (description and schema) is kept in the SQLite file ``store``, or for the life of the process. A
@@ -134,7 +133,7 @@ class PinnedToolsPolicy(BoundedPolicy):
         except (NotCanonical, RecursionError) as error:
             return self.deny("tool-unreadable", f"The tools of this call cannot be compared with their pins: {error}.")
         except PolicyError as error:
-            return self.fault("tool-pins", "The pinned tools cannot be read", error)
+            return self.store_failed("tool-pins", "The pinned tools cannot be read", error)
         if changed:
             names = ", ".join(name[:80] for name in changed[:5])
             return self.deny(

@@ -321,6 +321,39 @@ def test_a_user_of_the_database_may_use_the_ledger_with_the_rights_on_the_page_a
         ledger.close()
 
 
+KEPT = {
+    "approval": "{name: kept, tools: [pay], use: approval, with: {store: kept.db}}",
+    "flow": "{name: kept, tools: [pay], use: flow, with: {argument: to, otherwise: approve, store: kept.db}}",
+    "pinned": "{name: kept, use: pinned, with: {store: kept.db}}",
+}
+
+
+@pytest.mark.parametrize("use", KEPT)
+def test_a_policy_that_fails_is_a_503_of_which_only_the_log_has_the_cause(
+    use: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "policy.yaml").write_text(f"version: 1\ndefault: allow\nrules:\n  - {KEPT[use]}\n")
+    gate = open_gate(Governance(policy=tmp_path / "policy.yaml", audit=tmp_path / "audit.db"))
+    pay = {"type": "function", "function": {"name": "pay", "parameters": {"type": "object"}}}
+    call = ScriptedReply("", [ScriptedCall("pay", {"to": "mallory@evil.example"}, "c1")])
+    with (
+        ScriptedModelServer(lambda _: call) as model,
+        EndpointServer([UpstreamEngine(model.base_url)], gate=gate) as server,
+    ):
+        assert httpx.get(f"{server.url}/readyz").status_code == 200
+        with contextlib.closing(sqlite3.connect(tmp_path / "kept.db")) as store, store:
+            store.execute(f"DROP TABLE {'pins' if use == 'pinned' else 'requests'}")
+        problem = {"status": "not ready", "policy": "what its rules count or ask in cannot be written"}
+        assert httpx.get(f"{server.url}/readyz").json() == problem
+        refused = httpx.post(f"{server.base_url}/chat/completions", json={**BODY, "tools": [pay]}, timeout=30)
+    gate.close()
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+    assert "kept failed: " in caplog.text
+    for cause in ("kept.db", "no such table"):
+        assert cause in caplog.text
+        assert cause not in refused.text
+
+
 def test_a_record_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with AuditLog(tmp_path / "audit.db", signer=None) as log:
         log.ping()

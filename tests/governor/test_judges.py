@@ -168,18 +168,21 @@ def test_a_decision_has_the_name_of_the_policy_or_of_the_plugin() -> None:
     assert Governor(manager=manager).decide(call()).policy == "a-plugin"
 
 
-def test_a_policy_that_breaks_is_named_as_a_policy_and_as_a_plugin() -> None:
+def test_a_policy_that_breaks_is_named_as_a_policy_and_as_a_plugin(caplog: pytest.LogCaptureFixture) -> None:
     class Breaks(BoundedPolicy):
         name = "fragile"
 
         def judge(self, action: Action) -> Decision:
-            raise OSError
+            raise OSError("/etc/shadow")
 
     manager = make_plugin_manager([], builtin=(), third_party=False)
     manager.register(PolicyPlugin(Breaks()), name="a-plugin")
     for subject, name in ((Governor(Breaks()), "fragile"), (Governor(manager=manager), "a-plugin")):
         decision = subject.decide(call())
         assert (decision.effect, decision.policy, decision.rule) == (Effect.DENY, name, "policy-error")
+        assert "/etc/shadow" not in decision.denial_message()
+        assert f"rule {name} failed" in caplog.text
+    assert "/etc/shadow" in caplog.text
 
 
 def test_a_decision_says_how_many_microseconds_the_judgement_took() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import sqlite3
@@ -10,8 +11,10 @@ from typing import Any
 
 import pytest
 from approval_helpers import Clock, governor, only_pending, pay
+from click.testing import CliRunner
 
 from lgov_core.audit import AuditLog
+from lgov_core.commands import cli
 from lgov_core.errors import PolicyError, PolicyFileError
 from lgov_core.policies import (
     ApprovalPolicy,
@@ -23,6 +26,7 @@ from lgov_core.policies import (
     ToolPolicy,
     dry_run,
     load_policies,
+    load_policy_file,
 )
 from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome
 
@@ -266,14 +270,31 @@ def test_a_rewritten_request_is_not_approved(tmp_path: Path) -> None:
     assert (decision.effect, decision.rule) == (Effect.DENY, "approval-store")
 
 
-def test_a_file_that_is_gone_denies(tmp_path: Path) -> None:
+def test_a_file_that_is_gone_denies_and_only_the_log_says_which(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "approvals.sqlite"
     policy = ApprovalPolicy(store=path)
     assert os.stat(path).st_mode & 0o777 == 0o600
     path.unlink()
     decision = policy.judge(pay())
     assert decision is not None
-    assert (decision.effect, decision.rule) == (Effect.DENY, "approval-store")
+    assert (decision.effect, decision.rule, decision.fault) == (Effect.DENY, "approval-store", True)
+    assert path.name not in decision.denial_message(), "the model learns nothing of the file"
+    assert str(path) in caplog.text
+
+
+@pytest.mark.parametrize("use", ["approval", "flow", "pinned"])
+def test_what_is_kept_in_a_file_takes_no_address_of_a_database(use: str, tmp_path: Path) -> None:
+    options = {"store": "postgresql://lgov:hunter2@db/x", **({"argument": "to"} if use == "flow" else {})}
+    file = tmp_path / "policy.yaml"
+    file.write_text(json.dumps({"version": 1, "rules": [{"name": "kept", "use": use, "with": options}]}))
+    checked = CliRunner().invoke(cli, ["policy", "check", str(file)])
+    assert checked.exit_code != 0
+    assert "store is 'postgresql://lgov:...@db/x'" in checked.output
+    assert "write the path of a file, not an address" in checked.output
+    with pytest.raises(PolicyFileError, match="not an address"):
+        load_policy_file(file)
 
 
 def test_from_a_policy_file(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ from lgov_core.policies.approvals.requests import (
     Asking,
     described,
 )
-from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.budgets.counting import COMMON, NOT_MADE, Judgements, Per, count_key, decided, now_of
+from lgov_core.policies.budgets.ledger import StoredPolicy
 from lgov_core.policies.conversation import Conversations, user_texts_of
 from lgov_core.policies.options import Count, PolicyOptions, Positive, Text, Texts, takes
 from lgov_core.scope import current_scope
@@ -89,7 +89,7 @@ class ApprovalOptions(PolicyOptions, frozen=True):
     via: Literal["lgov", "framework"] = "lgov"
 
 
-class ApprovalPolicy(BoundedPolicy):
+class ApprovalPolicy(StoredPolicy):
     """Lets a tool be called only after a person or a callback has approved exactly that call.
 
     ``tools`` are globs for the tools that need an approval. An approval is for one call of this tool, with these arguments,
@@ -193,7 +193,7 @@ class ApprovalPolicy(BoundedPolicy):
                 else self._ask_approver(content, digest)
             )
         except PolicyError as error:
-            return self.fault("approval-store", "Approvals cannot be read, so nothing is approved", error)
+            return self.store_failed("approval-store", "Approvals cannot be read, so nothing is approved", error)
         if inquiry is None:
             return self.deny("approval-full", "Too many calls are waiting for approval. Do something else.")
         self._judgements.begin(action, inquiry)

@@ -17,7 +17,6 @@ from zoneinfo import ZoneInfo
 from lgov_core.errors import PolicyError
 from lgov_core.governor.judging import caller_gone
 from lgov_core.governor.options import in_dry_run
-from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.budgets.counting import (
     COMMON,
     NOT_MADE,
@@ -37,6 +36,7 @@ from lgov_core.policies.budgets.ledger import (
     Ledger,
     ModelPrice,
     Price,
+    StoredPolicy,
     find,
     price_of,
 )
@@ -64,7 +64,7 @@ class Spent:
 class CostOptions(PolicyOptions, frozen=True):
     """The options of a `CostControlPolicy`."""
 
-    paths = kept = ("ledger",)
+    paths = kept = addresses = ("ledger",)
     in_python = MappingProxyType({"ledger": (os.PathLike,), "clock": (Callable,)})
 
     max_cost_usd: Positive | None = None
@@ -84,7 +84,7 @@ class CostOptions(PolicyOptions, frozen=True):
     name: Text = "CostControlPolicy"
 
 
-class CostControlPolicy(BoundedPolicy):
+class CostControlPolicy(StoredPolicy):
     """Keeps what agents spend within a budget.
 
     The limits, of which at least one must be given, are ``max_cost_usd``, ``max_tokens`` (prompts and replies),
@@ -198,7 +198,7 @@ class CostControlPolicy(BoundedPolicy):
                 key, action.operation_id, amount, self.limits, now_of(self.name, self._clock), again=again
             )
         except PolicyError as error:
-            return self.fault("cost-ledger", "The budget cannot be read, so nothing may be spent", error)
+            return self.store_failed("cost-ledger", "The budget cannot be read, so nothing may be spent", error)
         if short is not None:
             return self._refuse(action, amount, *short)
         self._judgements.begin(action, _RESERVED)

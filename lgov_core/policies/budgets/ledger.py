@@ -25,8 +25,10 @@ from msgspec import Meta
 
 from lgov_core._util.sqlite_file import FileKind, describe, file_identity, open_sqlite, require_same_file
 from lgov_core.errors import PolicyError
+from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.budgets.counting import SharedState
 from lgov_core.settings import without_password
+from lgov_core.types import Decision
 
 _LOG = logging.getLogger("lgov.policies")
 #: One US dollar. Money is counted in whole billionths of one, so that sums are exact.
@@ -286,6 +288,15 @@ class SharedDatabase(SharedState):
         super().before_fork()
         if self.path is not None:
             self._disconnect()
+
+
+class StoredPolicy(BoundedPolicy):
+    """Base of the policies that keep something in a `SharedDatabase`."""
+
+    def store_failed(self, rule: str, reason: str, error: PolicyError) -> Decision:
+        """A deny because the policy failed: an endpoint answers 503. Agents read ``reason``; the log has the ``error``."""
+        _LOG.error("%s failed: %s", self.name, error.message)
+        return self.deny(rule, f"{reason}; the log has the cause.").changed(fault=True)
 
 
 #: Reservations in memory that may wait for their settlement; the oldest one beyond counts as spent.
