@@ -310,6 +310,13 @@ def test_the_policy_of_the_manifests_loads(tmp_path: Path) -> None:
     assert load_policy_file(tmp_path / "policy.yaml").rules
 
 
+def test_what_a_rule_keeps_lies_where_a_pod_can_write() -> None:
+    texts = (PAGE, (DEPLOY / "kubernetes" / "config.yaml").read_text())
+    folders = {folder for text in texts for folder in re.findall(r"store: (/\w+)/", text)}
+    assert folders == {"/data"}
+    assert folders <= {mount["mountPath"] for mount in CONTAINER["volumeMounts"] if not mount.get("readOnly")}
+
+
 def test_the_container_runs_lgov_as_an_ordinary_user() -> None:
     found = instructions()
     assert {name for name, _ in found} <= KNOWN
