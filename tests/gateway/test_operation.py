@@ -344,7 +344,7 @@ def test_a_policy_that_fails_is_a_503_of_which_only_the_log_has_the_cause(
         with contextlib.closing(sqlite3.connect(tmp_path / "kept.db")) as store, store:
             store.execute(f"DROP TABLE {'pins' if use == 'pinned' else 'requests'}")
         problem = {"status": "not ready", "policy": "what its rules count or ask in cannot be written"}
-        assert httpx.get(f"{server.url}/readyz").json() == problem
+        until(lambda: httpx.get(f"{server.url}/readyz").json() == problem)
         refused = httpx.post(f"{server.base_url}/chat/completions", json={**BODY, "tools": [pay]}, timeout=30)
     gate.close()
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
