@@ -229,10 +229,11 @@ class SharedDatabase(SharedState):
             self._disconnect()
 
     def ping(self) -> None:
-        """Raises the kind's error while nothing can be changed: also without a table, or the right to insert into it."""
+        """Raises the kind's error while nothing can be changed: also without a table, or the right to read and insert."""
         with self.transaction() as connection:
             for statement in self._kind.schema:
                 for table in re.findall(r"CREATE TABLE (?:IF NOT EXISTS )?(\w+)", statement):
+                    connection.execute(f"SELECT 1 FROM {table} LIMIT 1")  # SQLite explains from memory
                     connection.execute(f"EXPLAIN INSERT INTO {table} DEFAULT VALUES")
 
     @contextmanager
