@@ -337,13 +337,13 @@ _IN_MEMORY: Final = ("CREATE TABLE ended (key TEXT UNIQUE)", "CREATE TABLE dropp
 
 @dataclass(slots=True)
 class _Debt:
-    """What an operation used, or all that was set aside for it (None). ``found``: once that was, nothing else is spent."""
+    """The use of an operation, or all that was set aside for it (None). ``seen``: that was there, so nothing else is spent."""
 
     key: str
     operation: str
     actual: Amount | None
     now: float = 0.0
-    found: bool = False
+    seen: bool = False
 
 
 class Ledger(SharedDatabase):
@@ -398,7 +398,7 @@ class Ledger(SharedDatabase):
         ``key`` names the budget, ``operation`` the call, ``now`` is the policy's clock in seconds. ``again`` replaces what
         the operation had set aside before. Without an operation the amount is spent at once.
         """
-        unused = None if operation is None else _Debt(key, operation, Amount(), found=True)
+        unused = None if operation is None else _Debt(key, operation, Amount(), seen=True)
         with self.transaction(unconfirmed=unused) as connection:  # in case it was set aside: the call is not made
             refusal = self._open_budget(connection, key)
             if refusal is not None:
@@ -427,7 +427,7 @@ class Ledger(SharedDatabase):
 
     def release(self, operation: str) -> None:
         """Gives back what was set aside for the operation, if anything still is. Raises as `settle`."""
-        self._book(_Debt("", operation, Amount(), found=True))
+        self._book(_Debt("", operation, Amount(), seen=True))
 
     def balance(self, key: str | None, now: float) -> Balance:
         """One budget, or the sum of all; its age is then that of the oldest."""
@@ -481,9 +481,9 @@ class Ledger(SharedDatabase):
         """Books it in one transaction; False where it only set aside what is to be spent, to know it again."""
         with super().transaction() as connection:
             if self._close(connection, debt.operation, debt.actual):
-                debt.found = True  # a later try that finds it no more has nothing left to do
+                debt.seen = True  # a later try that finds it no more has nothing left to do
                 return True
-            if debt.found or debt.actual is None or self._open_budget(connection, debt.key) is not None:
+            if debt.seen or debt.actual is None or self._open_budget(connection, debt.key) is not None:
                 return True
             self._balance(connection, debt.key, debt.now)
             self._set_aside(connection, debt.key, debt.operation, debt.actual)
