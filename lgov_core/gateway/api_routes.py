@@ -165,7 +165,11 @@ class ApiRoutes:
                 await self._report(error, judged, engine)
                 raise
         completion, reply, _ = writer.settle(completion)
-        await self._capture.commit(call, completion, reply)
+        try:
+            await self._capture.commit(call, completion, reply)
+        except (Exception, asyncio.CancelledError) as error:
+            await self._report(error, judged, engine)
+            raise
         if judged is not None and (instead := await self._release(call, judged, completion, reply)) is not None:
             reply = instead[0]
         keep(reply)
@@ -204,7 +208,8 @@ class ApiRoutes:
 
     def _stream_judging(self, call: ReceivedCall, judged: GateRequest) -> StreamJudging:
         passes_text = self._gate is not None and call.exchange.request.n == 1 and not self._gate.reads_replies()
-        return StreamJudging(partial(self._release, call, judged), passes_text)
+        failed = partial(self._report, judged=judged, engine=call.engine)
+        return StreamJudging(partial(self._release, call, judged), passes_text, failed)
 
     async def _report(self, error: BaseException, judged: GateRequest | None, engine: Engine) -> None:
         """Reports an error of the engine to the gate; raises one that is not lgov's as one of lgov's."""

@@ -295,10 +295,15 @@ class _Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class StreamJudging:
-    """How a streamed reply is judged. ``passes_text``: pieces that hold only text go out before, as they come."""
+    """How a streamed reply is judged.
+
+    ``passes_text``: pieces that hold only text go out before, as they come. ``failed`` is told why a reply that came was not
+    recorded.
+    """
 
     release: Release
     passes_text: bool
+    failed: Callable[[BaseException], Awaitable[None]]
 
 
 class StreamedReply:
@@ -417,7 +422,12 @@ class StreamedReply:
 
     async def _commit(self, completion: Completion) -> tuple[Completion, Mapping[str, Any], bytes]:
         completion, body, last = self._writer.settle(completion)
-        await self._capture.commit(self._call, completion, body)
+        try:
+            await self._capture.commit(self._call, completion, body)
+        except (Exception, asyncio.CancelledError) as error:
+            if self._judging is not None:
+                await self._judging.failed(error)
+            raise
         return completion, body, last
 
     async def _cancel(self, pump: asyncio.Task[None], queue: asyncio.Queue[_Item]) -> None:

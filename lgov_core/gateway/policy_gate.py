@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from lgov_core.errors import LgovError, PolicyDenied
+from lgov_core.errors import LgovError, PolicyDenied, StoreError
 from lgov_core.flow import Flow
 from lgov_core.gateway.capture import DenialSink
 from lgov_core.gateway.door import add_spent
@@ -117,7 +117,8 @@ class PolicyGate:
         The store has it as a failed call.
         """
         call = EndpointCall(self, request)
-        call.begin().failed(error, refused=isinstance(error, LgovError))
+        was_made = not isinstance(error, LgovError) or isinstance(error, StoreError)  # and answered, but not recorded
+        call.begin().failed(error, refused=not was_made)
         about = {semconv.REQUEST_MODEL: request.model, semconv.AGENT_NAME: request.agent, semconv.FRAMEWORK: "endpoint"}
         with call.judging():
             LiveSpan(self.governor, semconv.CHAT, request.model, about).end(error)

@@ -66,6 +66,8 @@ rules: [{name: nothing runs, use: deny, on: [pre_model_call, pre_tool_call], wit
 """
 #: Begins `run_offline` in an interpreter of its own, with a model server from above this layer.
 _BEGIN: Final = f"""\
+import sys
+sys.flags.safe_path or sys.path.__setitem__(0, sys.prefix)
 from {__name__} import run_offline
 from lgov_core.testing.server import offline_model
 run_offline(offline_model)
@@ -155,7 +157,7 @@ def start_offline(command: Sequence[str]) -> OfflineStart:
         Path(folder, "policy.yaml").write_text(_POLICY + box, encoding="utf-8")
         environment = {**dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), "offline"), **os.environ}
         for boxed in (True, False) if sys.platform == "linux" else (False,):
-            words = [sys.executable, "-P", "-c", _BEGIN, folder, "box" if boxed else "", *command]
+            words = [sys.executable, "-c", _BEGIN, folder, "box" if boxed else "", *command]
             with open(Path(folder, "output"), "wb+") as output:
                 process = subprocess.Popen(
                     words, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment, start_new_session=True

@@ -313,3 +313,15 @@ def test_an_approval_is_not_waited_for_where_no_person_can_be_asked(monkeypatch:
     monkeypatch.setattr(told.requests, "ask", lambda asking: waited.append(asking.waits_s))
     told.judge(action)
     assert waited[0] > 50
+
+
+@pytest.mark.parametrize("start", [("agent.py",), ("-m", "agent")])
+def test_a_program_may_have_modules_of_its_own(start: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text(
+        "TOOL = {'type': 'function', 'function': {'name': 'weather', 'parameters': {}}}\n"
+    )
+    (tmp_path / "agent.py").write_text(
+        "import helper\nfrom openai import OpenAI\n"
+        "OpenAI().chat.completions.create(model='m', messages=[], tools=[helper.TOOL])\n"
+    )
+    assert "weather" in run(tmp_path, "init", "--", "python", *start).stdout

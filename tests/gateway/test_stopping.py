@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 import threading
@@ -139,6 +140,18 @@ def test_a_call_whose_client_leaves_ends_and_is_spent(stopped: Stopped, path: st
     assert stopped.ledger("SELECT * FROM reservations") == []
     with open_store(stopped.folder / "calls.db") as store:
         assert list(store.calls()) == [], "a reply that no agent got is none to train on"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_was_answered_and_cannot_be_recorded_is_spent(stopped: Stopped, stream: bool) -> None:
+    stopped.goes_on.set()
+    with contextlib.closing(sqlite3.connect(stopped.folder / "calls.db")) as store, store:
+        store.execute("DROP TABLE calls")
+    body, headers = {**CALLS["/chat/completions"], "stream": stream}, {"x-api-key": stopped.key}
+    answer = httpx.post(f"{stopped.server.base_url}/chat/completions", json=body, headers=headers, timeout=60)
+    assert "could not be recorded" in answer.text or "cannot be recorded" in answer.text
+    assert stopped.ledger("SELECT reserved_calls, calls FROM budgets") == [(0, 1)]
+    assert stopped.ledger("SELECT * FROM reservations") == []
 
 
 def test_a_stream_that_is_cut_ends_with_an_error_and_what_came_is_recorded(tmp_path: Path) -> None:
