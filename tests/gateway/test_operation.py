@@ -243,6 +243,39 @@ rules:
 """
 
 
+def test_what_was_answered_while_store_and_ledger_were_down_is_spent_once_they_are_back(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    ledger, goes_on = postgres.new_database(), threading.Event()
+    (tmp_path / "policy.yaml").write_text(BUDGET.replace("LEDGER", postgres.url(ledger)))
+    gate = open_gate(Governance(policy=tmp_path / "policy.yaml", audit=tmp_path / "audit.db"))
+
+    def reply(body: object) -> str:
+        assert goes_on.wait(60)
+        return "Hello."
+
+    def rows(table: str) -> list[tuple[int, ...]]:
+        columns = "reserved_calls, calls" if table == "budgets" else "calls"
+        return postgres.execute(f"SELECT {columns} FROM lgov_budgets.{table}", database=ledger)
+
+    with (
+        open_store(postgres.url(postgres.new_database())) as store,
+        ScriptedModelServer(reply) as model,
+        EndpointServer([UpstreamEngine(model.base_url)], store, gate=gate) as server,
+        ThreadPoolExecutor() as thread,
+    ):
+        asked = thread.submit(httpx.post, f"{server.base_url}/chat/completions", json=BODY, timeout=60)
+        until(lambda: bool(model.requests))
+        assert rows("budgets") == [(1, 0)]
+        postgres.kill()
+        goes_on.set()
+        assert asked.result().status_code == 503
+        postgres.start()
+        until(lambda: rows("reservations") == [])
+        assert rows("budgets") == [(0, 1)]
+    gate.close()
+
+
 def test_a_record_that_is_gone_and_a_ledger_that_is_down_are_not_ready(
     postgres: PostgresServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
