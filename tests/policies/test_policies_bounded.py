@@ -173,7 +173,7 @@ def measure(use: str) -> list[str]:
             took = _seconds(policy, action)
             if took > SECONDS:  # on a busy machine; measured again beside prose, by policies that remember nothing
                 took = min(took, _seconds(BUILTIN_POLICIES[use](**OPTIONS[use], name="p"), action))
-                prose = replace(actions[1], text=PROSE)
+                prose = replace(action, text=PROSE) if action.text else replace(action, arguments={"command": PROSE})
                 took = 0.0 if took <= TIMES * _seconds(BUILTIN_POLICIES[use](**OPTIONS[use], name="p"), prose) else took
             seconds = max(seconds, took)
         now = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -178,7 +178,7 @@ def _expects_email(argument: str) -> bool:
 
 
 def addresses(text: str, argument: str = ANY) -> list[Address]:
-    """The addresses in ``text``, which is the value of ``argument`` (its name says what bare digits or words are).
+    """The addresses in ``text``, each once; it is the value of ``argument`` (its name says what bare digits or words are).
 
     Time is linear in the text.
     """
@@ -188,7 +188,7 @@ def addresses(text: str, argument: str = ANY) -> list[Address]:
         return []
     if argument != ANY and _ONE_EMAIL.fullmatch(plain) is not None:
         return [Address("email", email_form(plain))]
-    return _Reading(plain, argument, expected=expected).addresses()
+    return list(dict.fromkeys(_Reading(plain, argument, expected=expected).addresses()))
 
 
 class _Reading:
