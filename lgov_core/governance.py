@@ -139,11 +139,14 @@ class Governance:
             with suppress(LgovError), self.open_record("", "") as log:
                 log.note("policy", what, on_record(changes, answer))
 
-    def record_answers(self, *stores: Path) -> None:
-        """Puts answers in these files of approvals on record, where there is one that can be written; else they wait for it."""
-        if self.broker is None and self.audit.is_file():
-            with suppress(LgovError), self.open_record("", "") as log:
-                record_answers(log, stores)
+    def record_answers(self, store: Path) -> None:
+        """Puts the answers in a file of approvals on record. Raises `LgovError` where they wait: for a record, or its key."""
+        from lgov_core.policies import ApprovalRequests
+
+        if not self.audit.is_file():
+            raise InstrumentationError(f"there is no record {self.audit}")
+        with self.open_record("", "") as log, closing(ApprovalRequests(store, quiet=True)) as requests:
+            requests.put_on_record(log)
 
     # ------------------------------------------------------------------ opening
 

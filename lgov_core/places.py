@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from lgov_core.errors import SettingsError
-from lgov_core.settings import load_settings, read_written, settings_places
+from lgov_core.settings import is_placeholder, load_settings, read_written, settings_places
 
 #: Names that govern wherever they lie, since a run may begin in any folder: settings, what lgov keeps, lgov itself.
 NAMES: Final = ("lgov.toml", ".lgov", "lgov_core", "lgov_core.py")
@@ -66,6 +66,12 @@ _TABLE: Final = "lgov"
 _STARTED_WITH: Final = ("sitecustomize", "usercustomize")
 _PACKAGES: Final = ("lgov_core", "lgov_openai", "lgov_openai_agents", "lgov_langchain", "lgov_autogen")
 PROJECT_FILE: Final = "pyproject.toml"
+
+
+def policy_beside(folder: Path) -> Path | None:
+    """The policy file of a run without settings whose program lies in ``folder``."""
+    paths = (folder / name for name in POLICY_NAMES)
+    return next((path for path in paths if path.exists() and not is_placeholder(path)), None)
 
 
 class Governed(Protocol):

@@ -47,7 +47,7 @@ def approvals(
 ) -> None:
     """List the calls that wait for approval, oldest first; or answer them with --approve and --reject.
 
-    FILE is the `store` of a rule with `use: approval` (default: the one in the policy file of the settings). "call waits" says
+    FILE is the `store` of a rule with `use: approval` (default: the one in the policy file of a run here). "call waits" says
     that the call itself waits for the answer; otherwise an approval lets the same call through when it is made again. Requests
     that lapsed or were used over a day ago are forgotten.
 
@@ -90,8 +90,10 @@ def approvals(
             for request_id in rejected:
                 answered.append(requests.reject(request_id, by=by, reason=reason))
     finally:
-        record_answers(file)
+        waits = record_answers(file)
         _write(answered, as_json)
+    if waits:
+        click.echo(f"not on record until a governed program starts or ends: {waits}", err=True)
 
 
 def _make_key(file: Path, approver: str, as_json: bool) -> None:
@@ -109,21 +111,17 @@ def _make_key(file: Path, approver: str, as_json: bool) -> None:
 
 
 def _file_of(file: Path | None, *, may_be_made: bool) -> Path:
-    """``file``, or the one of approval requests in the policy file of the settings, or the usual one in this folder.
+    """``file``, or the one of approval requests in the policy file of a run here, or the usual one in this folder.
 
     Its folder is made where the file ``may_be_made``. Raises `click.UsageError` for none or several.
     """
-    from lgov_core.views.governance import approval_files
+    from lgov_core.views.governance import asking_files
 
-    policy = None if file is not None else load_settings().policy
-    named = [file or Path(DEFAULT_APPROVALS)] if policy is None else approval_files(policy)
+    named = [file] if file is not None else asking_files(load_settings()) or [Path(DEFAULT_APPROVALS)]
     files = named if may_be_made else [path for path in named if path.is_file()]
     if len(files) != 1:
-        several = (
-            f"{policy} has several: {', '.join(map(str, files))}"
-            if files
-            else f"there is no {' or '.join(map(str, named))}"
-        )
+        names = ", ".join(map(str, files))
+        several = f"the policy has several: {names}" if files else f"there is no {' or '.join(map(str, named))}"
         raise click.UsageError(f"name the file of approval requests; {several}")
     if may_be_made:
         files[0].parent.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ from lgov_core.commands.options import (
     yes_option,
 )
 from lgov_core.errors import EndpointError, counted
-from lgov_core.places import DEFAULT_AUDIT, POLICY_NAMES
+from lgov_core.places import DEFAULT_AUDIT, policy_beside
 from lgov_core.settings import load_settings, without_password
 from lgov_core.trace.rollout_spans import attempt_of
 from lgov_core.trace.semconv import TASK_ID
@@ -146,8 +146,8 @@ def _around(address: str) -> tuple[Path | None, tuple[Path, ...]]:
     record = next(
         (file for file in (settings.audit, folder / DEFAULT_AUDIT) if file is not None and file.is_file()), None
     )
-    policies = [settings.policy, *(folder / name for name in POLICY_NAMES)]
-    return record, tuple(path for path in policies if path is not None and path.is_file())[:1]
+    policy = settings.policy or policy_beside(folder)
+    return record, () if policy is None or not policy.is_file() else (policy,)
 
 
 def mounted_window(

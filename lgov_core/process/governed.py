@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from lgov_core.errors import InstrumentationError, LgovError, PolicyDenied
 from lgov_core.hookspecs import hookimpl
-from lgov_core.settings import is_placeholder
+from lgov_core.places import policy_beside
 
 if TYPE_CHECKING:
     from lgov_core.governance import Governance
@@ -328,9 +328,8 @@ def why_not_started(what: str, denied: PolicyDenied) -> str:
 
 def policy_in(folder: Path, program: str) -> Path:
     """The policy file in ``folder``, which is the ``program``'s. Raises `InstrumentationError` when there is none."""
-    for name in ("policy.yaml", "policy.yml"):
-        if (path := folder / name).exists() and not is_placeholder(path):
-            return path
+    if (policy := policy_beside(folder)) is not None:
+        return policy
     file = program if program.endswith(".py") else "FILE"
     raise InstrumentationError(
         f"no policy was given and there is no policy.yaml in {folder}",

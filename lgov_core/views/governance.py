@@ -19,12 +19,13 @@ from lgov_core._util.json_text import canonical_json
 from lgov_core._util.schema import Mistake, checked, read_yaml
 from lgov_core.audit import AuditEntry, AuditLog
 from lgov_core.errors import LgovError, PolicyError, StoreError
-from lgov_core.places import DEFAULT_APPROVALS
+from lgov_core.places import DEFAULT_APPROVALS, policy_beside
 from lgov_core.policies import ApprovalRequest, ApprovalRequests
 from lgov_core.policies.approvals.answers import NotAllowedToAnswer
 from lgov_core.policies.budgets.ledger import ModelPrice, Price, price_of
 from lgov_core.policies.confinement import asking_options
 from lgov_core.policies.loader import read_policy_file
+from lgov_core.settings import Settings, load_settings
 from lgov_core.store import RolloutQueue, open_store
 from lgov_core.store.pages import ListedDecision, StorePages
 from lgov_core.trace import semconv
@@ -269,15 +270,28 @@ def answer_approval(
     raise NoSuchRequest(f"there is no approval request {request_id}", hint="it lapsed over a day ago, or never was")
 
 
-def record_answers(file: Path) -> None:
-    """Puts answers on the record of the settings, if their policy asks in ``file``; else the next governed program does."""
+def record_answers(file: Path) -> str:
+    """Puts the answers in ``file`` on the record that the settings name, or says why it waits for the next governed program.
+
+    A policy of the settings, or in this folder, has to ask in ``file``: an answer belongs to the record of the call.
+    """
     from lgov_core.governance import Governance
 
-    with suppress(LgovError):
-        governance = Governance.from_settings()
-        stores = [Path(DEFAULT_APPROVALS)] if governance.policy is None else approval_files(governance.policy)
-        if file.absolute() in (store.absolute() for store in stores):
-            governance.record_answers(file)
+    try:
+        settings = load_settings()
+        stores = asking_files(settings) or ([file] if settings.audit else [Path(DEFAULT_APPROVALS)])
+        if file.absolute() not in (store.absolute() for store in stores):
+            return f"what governs in this folder asks in {', '.join(map(str, stores))}"
+        Governance.from_settings(settings).record_answers(file)
+    except LgovError as error:
+        return error.message
+    return ""
+
+
+def asking_files(settings: Settings) -> list[Path]:
+    """The files of approval requests of the policy that a run in this folder is under. Raises `PolicyFileError`."""
+    policy = settings.policy or policy_beside(Path())
+    return [] if policy is None else approval_files(policy)
 
 
 def _request_item(file: Path, request: ApprovalRequest) -> dict[str, Any]:

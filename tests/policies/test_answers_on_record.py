@@ -63,9 +63,11 @@ def ask(amount: int = 12) -> str:
     return call(amount).parts[0].request
 
 
-def answer(*words: str) -> None:
-    answered = lgov("approvals", str(FILE), *words)
+def answer(*words: str, file: Path = FILE) -> str:
+    """Answers by the command; returns what it says beside the answer."""
+    answered = lgov("approvals", str(file), *words)
     assert answered.exit_code == 0, answered.output
+    return answered.stderr
 
 
 def on_record() -> list[AuditEntry]:
@@ -102,6 +104,41 @@ def test_a_rejection_is_on_record_when_it_is_given_though_no_call_comes_again() 
     with Governance.from_settings().open():
         pass
     assert len(on_record()) == 1
+
+
+@pytest.mark.parametrize("beside", [True, False], ids=["policy.yaml", "a policy elsewhere"])
+def test_the_record_and_its_key_in_the_settings_suffice(folder: Path, beside: bool) -> None:
+    make_key(folder / "audit.key")
+    (folder / "lgov.toml").write_text('audit = "record.db"\naudit_key = "audit.key"\n')
+    (folder / "policy.yaml").write_text(POLICY.replace(".lgov/approvals.db", "asked.db"))
+    with Governance(policy=Path("policy.yaml"), audit=RECORD, audit_key=folder / "audit.key").open() as opened:
+        opened.governor.decide(Action(Point.PRE_TOOL_CALL, "pay", arguments={}))
+    if not beside:
+        (folder / "policy.yaml").rename(folder / "elsewhere.yaml")
+    assert answer("--reject", "apr_", "--by", "Eve", file=Path("asked.db")) == ""
+    assert [entry.body["by"] for entry in on_record()] == ["Eve"]
+    assert lgov("audit", "verify", str(RECORD), "--key", "audit.key.pub", "--require-signed").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [("", "there is no record .lgov/audit.db"), ('audit = "record.db"\npolicy = "other.yaml"\n', "other.db")],
+    ids=["no record is named", "the policy of the settings asks elsewhere"],
+)
+def test_an_answer_that_is_not_on_record_at_once_says_why(folder: Path, settings: str, why: str) -> None:
+    (folder / "other.yaml").write_text(POLICY.replace(".lgov/approvals.db", "other.db"))
+    request = ask()
+    (folder / "lgov.toml").write_text(settings)
+    told = answer("--approve", request, "--by", "Eve")
+    assert told.startswith("not on record until a governed program starts or ends: ")
+    assert told.endswith(f"{why}\n")
+    assert on_record() == []
+
+
+def test_the_file_is_the_one_that_a_run_in_this_folder_asks_in(folder: Path) -> None:
+    (folder / "policy.yaml").write_text(POLICY.replace(".lgov/approvals.db", "asked.db"))
+    request = ask()
+    assert [each["request_id"] for each in json.loads(lgov("approvals", "--json").stdout)] == [request]
 
 
 @pytest.mark.usefixtures("settings")
@@ -166,7 +203,7 @@ def test_without_the_key_of_a_signed_record_the_answer_waits(folder: Path, setti
     governance = Governance(policy=Path("policy.yaml"), audit=RECORD, audit_key=folder / "audit.key")
     with governance.open() as opened:
         opened.governor.decide(Action(Point.PRE_TOOL_CALL, "pay", arguments={}))
-    answer("--approve", "apr_", "--by", "Eve")
+    assert "signed with the key" in answer("--approve", "apr_", "--by", "Eve")
     assert on_record() == []
     with governance.open():
         assert len(on_record()) == 1

@@ -144,8 +144,9 @@ def test_an_empty_list_says_so(run: Run, governor: Governor) -> None:
 
 def test_the_file_is_the_one_of_the_policy_that_the_settings_name(run: Run, governor: Governor, tmp_path: Path) -> None:
     pay(governor)
+    (tmp_path / "policy.yaml").rename(tmp_path / "pays.yaml")
     assert "name the file" in run().stderr
-    (tmp_path / "lgov.toml").write_text('policy = "policy.yaml"\n')
+    (tmp_path / "lgov.toml").write_text('policy = "pays.yaml"\n')
     (request,) = json.loads(run("--json").stdout)
     assert run("--approve", request["request_id"], "--by", "Eve").exit_code == 0
     assert run("--by", "Eve").exit_code == 2, "an answer to nothing"
