@@ -68,9 +68,7 @@ AUDIT_RECORD: Final = FileKind(
 )
 
 _OWN_SCHEMA: Final = frozenset(statement for statement in _SCHEMA if statement.startswith("CREATE"))
-_SELECT_SCHEMA: Final = (
-    "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND NOT (type = 'table' AND name GLOB 'sqlite_*')"
-)
+_SELECT_SCHEMA: Final = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"
 
 
 def open_record(path: Path, *, busy_timeout_s: float, expected: tuple[int, int] | None = None) -> sqlite3.Connection:

@@ -409,13 +409,15 @@ class Heads:
         if (is_sealed and opening) or not (rows or opening):
             return None
         follows = before[0] if before is not None and number != before[0] + 1 else None
+        record, made_at = connection.execute("SELECT id, made_at FROM record").fetchone()
         optional = {"file": self.location, "follows": follows}
         fields = {
             **facts,
             **{name: value for name, value in optional.items() if value is not None},
             "format": 2,
             "seals": 1,
-            "record": connection.execute("SELECT id FROM record").fetchone()[0],
+            "record": record,
+            "made_at": made_at,
             "number": number,
             "first": last + 1,
             "last": rows[-1][0] if rows else last,

@@ -12,8 +12,9 @@ The format, version 2. The table ``entries`` holds
   ``seq`` counts within the chain, from 1.
 - ``position`` counts over all chains, from 1, without gaps.
 - ``arguments`` and ``content`` are texts that belong to the entry; the body carries ``arguments_sha256 =
-  SHA-256(salt || arguments)`` in hex, and the same for the content. Salt and texts may be erased together; the chain
-  stays whole without them, and without the salt the hash does not tell what the text was.
+  SHA-256(salt || arguments)`` in hex, and the same for the content; the salt has 16 bytes, and only an entry with texts has
+  one. Salt and texts may be erased together; the chain stays whole without them, and without the salt the hash does not tell
+  what the text was.
 - ``_seal``, the first field of a body behind the first head with ``seals``, is hex: a MAC (32 bytes) of what it follows
   and of the body without it, which only the holders of the key can make and check. A head is signed over entries with a
   right one only. That of a writer's first entry goes on with the public key (32 bytes) and its signature, Ed25519 over
@@ -23,7 +24,8 @@ The table ``heads`` holds ``(number, body, signature)``. The body of a head is c
 ``number`` (from 1), the positions ``first`` to ``last`` that it covers (from behind the head before it; none when the
 first head was written before the first entry, then ``last`` is 0),
 ``entries_sha256`` (SHA-256 over the hashes of these entries, in order), ``previous_sha256`` (SHA-256 over body and
-signature of the head before it), ``key``, the public key, ``file``, where the record lies, seen from the folder of the heads,
+signature of the head before it), ``made_at`` (what the table ``record`` says beside the id; older heads do not cover it),
+``key``, the public key, ``file``, where the record lies, seen from the folder of the heads,
 and in a writer's last head ``ended``, the writer, who writes nothing more. Where heads are lost, ``follows`` is the number of
 the head before it. ``signature`` is Ed25519 (RFC 8032) over
 ``b"lgov-audit-head-v2\0" || body``. The same heads are kept outside of the record, one JSON object a line.
@@ -74,9 +76,10 @@ _SEAL: Final = '{"_seal":"'
 _FORMAT: Final = 2
 _FIRST: Final = bytes(32)
 _PUBLIC: Final = "lgov-ed25519-public:"
-#: Every table, index and trigger of a record, with the beginning of the SHA-256 (hex) of the statement that makes it.
+#: Every table, index and trigger of a record, with the beginning of the SHA-256 (hex) of the statement that makes it, or None.
 _SCHEMA: Final = {
     "record": "d5a2cfcef3faf41f",
+    "sqlite_autoindex_record_1": "dc937b59892604f5",
     "entries": "732524b85558c7e6",
     "entries_of_rollout": "9cd6d3d8b07856ad",
     "heads": "f7099389dbcdfdc9",
@@ -296,8 +299,7 @@ class _Check:
         """Looks for tables and triggers that are not lgov's: they prove nothing now, and lose entries from now on."""
         hashes = {
             str(name): hashlib.sha256(str(sql).encode()).hexdigest()[:16]
-            for name, kind, sql in self.connection.execute("SELECT name, type, sql FROM sqlite_master")
-            if sql is not None and not (kind == "table" and str(name).startswith("sqlite_"))
+            for name, sql in self.connection.execute("SELECT name, sql FROM sqlite_master")
         }
         wrong = sorted(name for name in hashes.keys() | _SCHEMA.keys() if hashes.get(name) != _SCHEMA.get(name))
         if wrong:
@@ -444,7 +446,7 @@ class _Check:
 
     def signed_heads(self) -> Iterator[tuple[int, int, str]]:
         """Each head's number, last position and digest of entries, once it is found right by itself."""
-        records = [row[0] for row in self.connection.execute("SELECT id FROM record")]
+        record, made_at = self.connection.execute("SELECT id, made_at FROM record").fetchone()
         previous, covered, expected = "0" * 64, 0, 0
         verified: dict[bytes, Callable[[bytes, bytes], bool]] = {}
         for number, body, signature in self.connection.execute(
@@ -454,8 +456,8 @@ class _Check:
             expected = self.next_number(expected, number, fields)
             if fields is None or not isinstance(body, str) or number != expected or fields.get("number") != number:
                 raise _Broken(f"head {expected} is missing, or is not what it says")
-            if [fields.get("record")] != records:
-                raise _Broken(f"head {number} belongs to another record")
+            if fields.get("record") != record or fields.get("made_at", made_at) != made_at:
+                raise _Broken(f"head {number} belongs to another record, or to one made at another time")
             if fields.get("previous_sha256") != previous or fields.get("first") != covered + 1:
                 raise _Broken(f"head {number} does not follow from the head before it")
             public = _hex(fields.get("key"), 32)
@@ -609,7 +611,9 @@ def _record_id(path: str) -> str | None:
 
 def _wrong_text(fields: dict[str, Any], salt: object, texts: dict[str, object]) -> str | None:
     """Which of the texts is not the one that was hashed; None when all are, or all were erased with their salt."""
-    if not isinstance(salt, bytes | None):
+    if salt is not None and not (
+        isinstance(salt, bytes) and len(salt) == 16 and any(f"{text}_sha256" in fields for text in texts)
+    ):
         return "salt"
     for name, text in texts.items():
         if not isinstance(text, str | None):

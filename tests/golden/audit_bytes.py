@@ -26,7 +26,8 @@ def write_signed(folder: Path, patch: pytest.MonkeyPatch) -> Path:
         freeze(frozen)
         AuditLog(path, signer=None).close()
         with closing(sqlite3.connect(path)) as connection:
-            connection.execute("UPDATE record SET id = 'golden'")  # SQLite makes it of bytes that cannot be fixed
+            # SQLite makes both, of bytes and a clock that cannot be fixed.
+            connection.execute("UPDATE record SET id = 'golden', made_at = 1795886283")
             connection.commit()
         with AuditLog(path, signer=load_key(key), sign_every=2) as log:
             log.append("trace", {"name": "begin"}, arguments={"n": 1}, content={"text": "é"})
