@@ -191,8 +191,7 @@ class EntryWriter(ABC):
         """Appends an entry of another kind, made of ``fields``, and returns its id. Raises `AuditError`."""
         with recordable(kind):
             if self._redact is not None:
-                arguments = None if arguments is None else self._redact.mapping(arguments)
-                content = self._redact.mapping(content)
+                arguments, content = self._redact.texts(arguments, content)
             argument_payload = None if arguments is None else payload(arguments)
             texts = content_payload(content)
         return self.append_entry({"kind": kind, **fields}, argument_payload, texts, kind[:3])

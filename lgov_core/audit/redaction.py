@@ -41,10 +41,11 @@ class Redaction:
         action, result = seen.action(outcome.action), seen.text("result", outcome.result)
         return seen.without(replace(outcome, action=action, result=result, error=seen.text("error", outcome.error)))
 
-    def mapping(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """``values`` as they are recorded."""
+    def texts(self, arguments: Mapping[str, Any] | None, content: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The arguments and the texts of an entry as they are recorded."""
         seen = _Seen(self.value_of)
-        return seen.without(seen.mapping(values))
+        arguments, content = None if arguments is None else seen.mapping(arguments), seen.mapping(content)
+        return seen.without(arguments), seen.without(content)
 
 
 class _Seen:

@@ -179,9 +179,12 @@ def audit_report(entries: Iterable[AuditEntry]) -> AuditReport:
 
 
 def reason_of(entry: AuditEntry) -> str:
-    """The reason of an entry's verdict, and what a person wrote with an answer, unless it is erased."""
-    written = json.loads(entry.content or "{}").get("reason") if entry.kind == ANSWER else None
-    return ": ".join(filter(None, (entry.verdict["reason"], written)))
+    """The reason of an entry's verdict, and of a person's answer what they wrote and were shown, unless it is erased."""
+    texts: dict[str, Any] = json.loads(entry.content or "{}") if entry.kind == ANSWER else {}
+    user = texts.get("user_text")
+    question = " | ".join(filter(None, (texts.get("question"), user and f"the user: {user}")))
+    reason = ": ".join(filter(None, (entry.verdict["reason"], texts.get("reason"))))
+    return f"{reason}; shown: {question}" if question else reason
 
 
 def about_records(entry: AuditEntry) -> str:

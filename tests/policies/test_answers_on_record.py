@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lgov_core._util.files import os_user
 from lgov_core.audit import AuditEntry, AuditLog, make_key
 from lgov_core.audit.auditor_report import evidence
 from lgov_core.audit.reading import EntrySelection
@@ -84,11 +85,8 @@ def test_a_rejection_is_on_record_when_it_is_given_though_no_call_comes_again() 
     request = ask()
     answer("--reject", request, "--by", "Eve", "--reason", "never")
     (entry,) = on_record()
-    assert (entry.name, entry.arguments, entry.content) == (
-        "pay",
-        '{"amount":12,"to":"ada@example.org"}',
-        '{"reason":"never"}',
-    )
+    assert (entry.name, entry.arguments) == ("pay", '{"amount":12,"to":"ada@example.org"}')
+    assert json.loads(entry.content or "")["reason"] == "never"
     assert (entry.policy, entry.rule, entry.body["by"], entry.body["request"]) == (
         "by-a-person",
         "approval-rejected",
@@ -100,7 +98,7 @@ def test_a_rejection_is_on_record_when_it_is_given_though_no_call_comes_again() 
     assert "by-a-person/approval-rejected: Eve re" in shown
     (row,) = report()["rejections"]
     assert row["by"] == "Eve"
-    assert row["reason"].endswith(": never")
+    assert ": never; shown: The agent asks to run pay." in row["reason"]
     with Governance.from_settings().open():
         pass
     assert len(on_record()) == 1
@@ -148,7 +146,36 @@ def test_by_http_or_the_window_too(given: str) -> None:
     with closing(ApprovalRequests(FILE)) as requests:
         digest = requests.all()[0].digest
     answer_approval([FILE], request, given, by="Eve", reason="", digest=digest)  # pyright: ignore[reportArgumentType]
-    assert [(entry.body["by"], entry.body["digest"]) for entry in on_record()] == [("Eve", digest)]
+    assert [(entry.body["by"], entry.body["request"]) for entry in on_record()] == [("Eve", request)]
+
+
+@pytest.mark.usefixtures("settings")
+def test_the_entry_says_what_the_person_was_shown_until_it_is_erased(folder: Path) -> None:
+    question = "Pay $amount to $to?"
+    (folder / "policy.yaml").write_text(POLICY.replace("approvals.db", f"approvals.db, question: '{question}'"))
+    context = {"user_text": ["The bill of order 7"], "user": "bob"}
+    with Governance.from_settings().open() as opened:
+        opened.governor.decide(Action(Point.PRE_TOOL_CALL, "pay", arguments={"amount": 1, "to": "a"}, context=context))
+    answer("--approve", "apr_", "--by", "Eve")
+    (entry,) = on_record()
+    shown = {"question": "Pay 1 to a?", "user_text": "The bill of order 7", "requesters": ["bob", os_user()]}
+    assert json.loads(entry.content or "") == shown
+    assert report()["approvals"][0]["reason"].endswith("; shown: Pay 1 to a? | the user: The bill of order 7")
+    assert lgov("erase", str(RECORD), "--where", "text=order 7", "--yes").exit_code == 0
+    (entry,) = on_record()
+    assert (entry.arguments, entry.content) == (None, None)
+    with closing(ApprovalRequests(FILE)) as requests:  # with what is left nobody's guess at the text can be confirmed
+        assert requests.all()[0].digest[:16] not in json.dumps(dict(entry.body))
+    assert lgov("audit", "verify", str(RECORD)).exit_code == 0
+
+
+def test_a_redacted_argument_is_not_on_record_by_what_the_person_was_shown(folder: Path) -> None:
+    (folder / "lgov.toml").write_text('policy = "policy.yaml"\naudit = "record.db"\nredact = ["to"]\n')
+    (folder / "policy.yaml").write_text(POLICY.replace("approvals.db", "approvals.db, question: 'Pay $to?'"))
+    call()
+    answer("--approve", "apr_", "--by", "Eve")
+    (entry,) = on_record()
+    assert json.loads(entry.content or "")["question"] == "Pay [redacted]?"
 
 
 @pytest.mark.usefixtures("settings")

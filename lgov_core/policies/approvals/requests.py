@@ -121,8 +121,8 @@ class ApprovalRequest:
 
     @property
     def answered(self) -> str:
-        """Who answered last and when, and what they saw, as it stands on the record."""
-        return f"request {self.request_id}, {utc(self.answered_at or 0.0)}, shown {self.digest[:16]}"
+        """Which request was answered, and when last, as it stands on the record."""
+        return f"request {self.request_id}, {utc(self.answered_at or 0.0)}"
 
     @property
     def answerers(self) -> str:
@@ -261,7 +261,7 @@ class ApprovalRequests(SharedDatabase):
                 about, texts = json.loads(row[0]), json.loads(row[1] or "{}")
                 since = log.entries(about.get("rollout_id"), after=row[2])
                 if not any(about.items() <= entry.body.items() for entry in since):
-                    log.append(ANSWER, about, arguments=texts.get("arguments"), content={"reason": texts.get("reason")})
+                    log.append(ANSWER, about, arguments=texts.pop("arguments", None), content=texts)
                 connection.execute("DELETE FROM unrecorded WHERE number = ?", (number,))
 
     def add_approver(self, name: str) -> str:
@@ -438,14 +438,16 @@ def _request(row: tuple[Any, ...]) -> ApprovalRequest:
 
 
 def _entry_of(request: ApprovalRequest, answer: Answer, reason: str | None) -> tuple[str, str]:
-    """The entry of the record about an answer, which rejects where it has a ``reason``, and its texts that can be erased."""
+    """The entry of the record about an answer, which rejects where it has a ``reason``, and its texts that can be erased.
+
+    These are all that the person was shown. No digest of them is in the entry itself, where it would outlive them.
+    """
     inquiry, is_approval = request.inquiry, reason is None
     of = f" ({len(request.answers)} of {inquiry.approvers})" if is_approval and inquiry.approvers > 1 else ""
     about = {
         **{name: request.content.get(name) for name in ("name", "agent")},
         "rollout_id": request.rollout_id,
         "request": request.request_id,
-        "digest": request.digest,
         "policy": inquiry.rule,
         "rule": APPROVED if is_approval else REJECTED,
         "by": str(answer),
@@ -453,7 +455,8 @@ def _entry_of(request: ApprovalRequest, answer: Answer, reason: str | None) -> t
         "reason": f"{answer} {'approved' if is_approval else 'rejected'} {request.answered}{of}",
     }
     present = {name: value for name, value in about.items() if value is not None}
-    return json.dumps(present), json.dumps({"arguments": request.arguments, "reason": reason})
+    circumstances = {"question": inquiry.question, "user_text": inquiry.user_text, "requesters": inquiry.requesters}
+    return json.dumps(present), json.dumps({"arguments": request.arguments, "reason": reason, **circumstances})
 
 
 def _found(connection: sqlite3.Connection, prefix: str) -> ApprovalRequest:
