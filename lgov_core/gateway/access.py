@@ -319,7 +319,7 @@ class AdminKeyFile:
     """The admin keys in a file, one a line; empty lines and those that begin with # are skipped.
 
     Calling it reads the file. Callable from any thread. Fails closed: while the file cannot be used, a call raises `Busy`
-    (503) with the reason, and `ping`, like the constructor, `EndpointError`.
+    (503), whose cause says why, and `ping`, like the constructor, `EndpointError`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -331,8 +331,7 @@ class AdminKeyFile:
         try:
             return self.ping()
         except _UnusableFile as error:
-            why = f"the file of admin keys cannot be used: {error.why}"
-            raise Busy(why, status=503, retry_after_s=5) from error
+            raise Busy("keys cannot be checked now", status=503, retry_after_s=5) from error
 
     def ping(self) -> tuple[str, ...]:
         """Reads the file. Raises `EndpointError`."""

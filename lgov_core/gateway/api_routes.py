@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -158,18 +158,11 @@ class ApiRoutes:
                 judging=None if judged is None else self._stream_judging(call, judged),
                 kept=keep,
             )
-        async with received.scope["lgov.request"].while_client_waits():
-            try:
-                completion = await engine.chat(request)
-            except (Exception, asyncio.CancelledError) as error:
-                await self._report(error, judged, engine)
-                raise
+        async with received.scope["lgov.request"].while_client_waits(), self._reporting(judged, engine):
+            completion = await engine.chat(request)
         completion, reply, _ = writer.settle(completion)
-        try:
+        async with self._reporting(judged, engine):
             await self._capture.commit(call, completion, reply)
-        except (Exception, asyncio.CancelledError) as error:
-            await self._report(error, judged, engine)
-            raise
         if judged is not None and (instead := await self._release(call, judged, completion, reply)) is not None:
             reply = instead[0]
         keep(reply)
@@ -198,18 +191,23 @@ class ApiRoutes:
     async def _stream(self, call: ReceivedCall, judged: GateRequest | None) -> AsyncIterator[StreamPiece]:
         """The engine's stream; a failure is reported to the gate."""
         stream = cast("Any", call.engine.stream(call.exchange.request))
-        try:
-            async with aclosing(stream):
-                async for piece in stream:
-                    yield piece
-        except (Exception, asyncio.CancelledError) as error:
-            await self._report(error, judged, call.engine)
-            raise
+        async with self._reporting(judged, call.engine), aclosing(stream):
+            async for piece in stream:
+                yield piece
 
     def _stream_judging(self, call: ReceivedCall, judged: GateRequest) -> StreamJudging:
         passes_text = self._gate is not None and call.exchange.request.n == 1 and not self._gate.reads_replies()
         failed = partial(self._report, judged=judged, engine=call.engine)
         return StreamJudging(partial(self._release, call, judged), passes_text, failed)
+
+    @asynccontextmanager
+    async def _reporting(self, judged: GateRequest | None, engine: Engine) -> AsyncGenerator[None]:
+        """Reports what the block raises."""
+        try:
+            yield
+        except (Exception, asyncio.CancelledError) as error:
+            await self._report(error, judged, engine)
+            raise
 
     async def _report(self, error: BaseException, judged: GateRequest | None, engine: Engine) -> None:
         """Reports an error of the engine to the gate; raises one that is not lgov's as one of lgov's."""
@@ -348,11 +346,8 @@ class ApiRoutes:
         try:
             if await self._gate.admit(judged) is not judged:
                 raise EndpointError(f"a policy changed the call, which {route} cannot carry", status=403)
-            try:
+            async with self._reporting(judged, engine):
                 reply = await ask()
-            except (Exception, asyncio.CancelledError) as error:
-                await self._report(error, judged, engine)
-                raise
             await self._gate.release(judged, [GateReply(new_id("emb"), "", (), "stop", used(reply), 0)])
             return reply
         except GateRefusal as refusal:

@@ -345,6 +345,7 @@ class StreamedReply:
         try:
             last = await self._relay(queue, send)
             if last is _GONE:
+                scope["lgov.request"].status = scope["lgov.request"].status or 499
                 await self._cancel(pump, queue)
             elif isinstance(last, Exception):
                 error = as_lgov_error(last, self._call.engine.name)

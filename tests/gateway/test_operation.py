@@ -88,7 +88,7 @@ def private(path: Path, text: str) -> Path:
         ("first-key-of-an-operator\n", 0o644, "other users can read it"),
     ],
 )
-def test_calls_go_on_without_admin_keys_and_who_asks_with_one_is_told_why(
+def test_calls_go_on_without_admin_keys_and_the_log_says_why_they_cannot_be_checked(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str | None, mode: int, why: str
 ) -> None:
     path = private(tmp_path / "admins", "first-key-of-an-operator\n")
@@ -107,8 +107,11 @@ def test_calls_go_on_without_admin_keys_and_who_asks_with_one_is_told_why(
             assert httpx.get(ready).json() == {"status": "ready"}
         refused = httpx.get(state, headers=operator)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
-        assert f"the file of admin keys cannot be used: {why}" in refused.json()["error"]["message"]
+        assert refused.json()["error"]["message"].startswith("keys cannot be checked now")
+        assert why not in refused.text
         assert str(tmp_path) not in refused.text
+        failed = next(record for record in caplog.records if record.getMessage() == "request failed")
+        assert why in vars(failed)["lgov_fields"]["cause"]
         assert httpx.post(f"{server.base_url}/chat/completions", json=BODY, headers=agent).status_code == 200
         private(path, "second-key-of-an-operator\n")
         assert httpx.get(state, headers=operator).status_code == 401

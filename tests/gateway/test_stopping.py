@@ -128,11 +128,12 @@ def test_a_call_that_is_cut_is_a_503_of_its_api_that_can_be_sent_again(
     assert failed.attributes[semconv.ERROR_TYPE] == "CancelledError"
 
 
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", CALLS)
-def test_a_call_whose_client_leaves_ends_and_is_spent(stopped: Stopped, path: str) -> None:
-    headers = {"x-api-key": stopped.key}
+def test_a_call_whose_client_leaves_ends_and_is_spent(stopped: Stopped, path: str, stream: bool) -> None:
+    body, headers = {**CALLS[path], "stream": stream}, {"x-api-key": stopped.key}
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{stopped.server.base_url}{path}", json=CALLS[path], headers=headers, timeout=1)
+        httpx.post(f"{stopped.server.base_url}{path}", json=body, headers=headers, timeout=1)
     until(lambda: any(line["event"] == "request" for line in stopped.log()))  # while the upstream still does not answer
     (left,) = [line for line in stopped.log() if line["event"] == "request"]
     assert (left["status"], left["key_of"]) == (499, "ada")
