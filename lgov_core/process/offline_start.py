@@ -11,11 +11,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -37,11 +38,13 @@ from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies.confinement import in_box
 from lgov_core.process.governed import installed_adapters
 from lgov_core.process.invocation import parse_command
-from lgov_core.process.run import RunOptions, point_clients_at, run_program
+from lgov_core.process.run import ENDING, RunOptions, point_clients_at, run_program
 from lgov_core.types import Action, Adapter, Decision, Effect
 
 #: Seconds that an offline start may take, and how many model calls it may make.
 MAX_START_S: Final = 120
+#: Seconds without a word after which the start says that it goes on.
+_SILENT_S: Final = 5
 #: Seconds that a program which has to end gets for it.
 _ENDING_S: Final = 10
 MAX_CALLS: Final = 25
@@ -158,12 +161,12 @@ def start_offline(command: Sequence[str]) -> OfflineStart:
         environment = {**dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), "offline"), **os.environ}
         for boxed in (True, False) if sys.platform == "linux" else (False,):
             words = [sys.executable, "-c", _BEGIN, folder, "box" if boxed else "", *command]
-            with open(Path(folder, "output"), "wb+") as output:
+            with open(Path(folder, "output"), "wb+") as output, _left_by_signals():
                 process = subprocess.Popen(
                     words, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment, start_new_session=True
                 )
                 try:
-                    process.communicate(_INPUT.encode(), MAX_START_S)
+                    _wait(process, shlex.join(command))
                     start.status = process.returncode
                 except subprocess.TimeoutExpired:
                     start.status = None
@@ -176,6 +179,26 @@ def start_offline(command: Sequence[str]) -> OfflineStart:
             if report.stat().st_size:  # it began; else there is no box here
                 break
     return start
+
+
+@contextlib.contextmanager
+def _left_by_signals() -> Iterator[None]:
+    """Raises `SystemExit` in the block where a signal would end this process at once, with what it started left running."""
+    before = {number: signal.signal(number, lambda number, _frame: sys.exit(128 + number)) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait(process: subprocess.Popen[bytes], program: str) -> None:
+    """Waits for the end of a program. Raises `subprocess.TimeoutExpired` after `MAX_START_S`."""
+    try:
+        process.communicate(_INPUT.encode(), _SILENT_S)
+    except subprocess.TimeoutExpired:
+        sys.stderr.write(f"{program} runs offline; it is ended after {MAX_START_S} s\n")
+        process.communicate(timeout=MAX_START_S - _SILENT_S)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

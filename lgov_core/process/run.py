@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Final, Literal, NoReturn
 
 from lgov_core.errors import InstrumentationError, LgovError, PolicyDenied, counted
 from lgov_core.governance import Governance
@@ -55,7 +55,7 @@ _SPARE = 4
 #: How long a signal that ends the program holds up what it interrupted, in seconds, while the report is made.
 _PAUSE_S = 2.0
 #: Signals that end a program which has no handler of its own: as a service, and with its terminal.
-_ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+ENDING: Final = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 _NO_BOX = "confine: of the policy file did not hold: this run had no box (--confine)"
 _SPAWNERS = tuple(f"multiprocessing.popen_{way}" for way in ("spawn_posix", "spawn_win32", "forkserver"))
 
@@ -157,7 +157,7 @@ class GovernedRun:
         """Runs the program and returns its status. The report follows when the interpreter ends."""
         watch_children(self.reports, self._refuse_to_be_replaced)
         atexit.register(self._finish)
-        for number in _ENDING if threading.current_thread() is threading.main_thread() else ():
+        for number in ENDING if threading.current_thread() is threading.main_thread() else ():
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, self._end_by_signal)
         options, governor = self.options, self.process.governor

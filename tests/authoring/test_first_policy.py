@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -41,6 +43,11 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         env=environment,
         timeout=300,
     )
+
+
+def processes_in(folder: Path) -> list[int]:
+    """The processes that work in ``folder``."""
+    return [process.pid for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(folder)]
 
 
 def written_policy(program: str, folder: Path) -> dict[str, Any]:
@@ -157,6 +164,24 @@ def test_a_server_that_does_not_end_is_ended_and_leaves_nothing(
     monkeypatch.chdir(tmp_path)
     assert start_offline(["python", "app.py"]).status is None
     assert [path.name for path in tmp_path.iterdir()] == ["app.py"]
+
+
+def test_an_init_that_is_ended_by_a_signal_ends_what_it_started(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "import http.server\n"
+        "server = http.server.HTTPServer(('127.0.0.1', 0), http.server.BaseHTTPRequestHandler)\n"
+        "open('port', 'w').write(str(server.server_port))\n"
+        "server.serve_forever()\n"
+    )
+    command = [sys.executable, "-m", "lgov_core", "init", "--", "python", "app.py"]
+    init = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE)
+    assert init.stderr is not None
+    assert init.stderr.readline() == b"python app.py runs offline; it is ended after 120 s\n"
+    assert len(processes_in(tmp_path)) > 1, "of init itself and of what it started"
+    init.terminate()
+    assert init.wait(60) == 128 + signal.SIGTERM
+    assert processes_in(tmp_path) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["app.py", "port"]
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
