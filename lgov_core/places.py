@@ -19,10 +19,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
-from importlib.machinery import all_suffixes
+from importlib.machinery import PathFinder, all_suffixes
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from lgov_core.errors import SettingsError
 from lgov_core.settings import is_placeholder, load_settings, read_written, settings_places
@@ -252,11 +252,24 @@ def is_harmless_variable(name: str) -> bool:
     return any(fnmatchcase(name, glob) for glob in HARMLESS_VARIABLES)
 
 
-def is_started_with(path: str, *, as_folder: bool = False) -> bool:
-    """Returns whether Python would run the file at ``path``, an absolute path, if this process were started again.
+class MissedModules:
+    """A finder of modules, for the end of ``sys.meta_path``, that keeps the names which no other finds; the first 10,000."""
 
-    It is the program, of the package of ``-m``, or has the name of a loaded module where Python looks for modules. With
-    ``as_folder`` there is a folder of unknown content at ``path``: a package, compiled modules, or a place for modules.
+    names: ClassVar[set[str]] = set()
+
+    @classmethod
+    def find_spec(cls, name: str, path: object = None, target: object = None) -> None:
+        """Keeps the name, and finds nothing."""
+        if len(cls.names) < 10_000:
+            cls.names.add(name)
+
+
+def is_started_with(path: str, *, as_folder: bool = False) -> bool:
+    """Returns whether Python would run the file at ``path``, an absolute path, now or if this process were started again.
+
+    It is the program, of the package of ``-m``, or has, where Python looks for modules, the name of a module that is loaded,
+    that Python has elsewhere, or that was looked for in vain (`MissedModules`). With ``as_folder`` there is a folder of
+    unknown content at ``path``: a package, compiled modules, or a place for modules.
     """
     return any(map(_is_package if as_folder else _is_loaded, {os.path.normpath(path), os.path.realpath(path)}))
 
@@ -270,7 +283,8 @@ def _is_package(path: str) -> bool:
 
 
 def _is_run(path: str) -> str:
-    return f"{_shown(path)} is run when this program starts, so the program cannot change it; a person can."
+    when = "when this program starts or imports a module of its name"
+    return f"{_shown(path)} is run {when}, so the program cannot change it; a person can."
 
 
 def _is_loaded(path: str) -> bool:
@@ -287,11 +301,18 @@ def _is_loaded(path: str) -> bool:
     package = f"{spec.parent}." if spec is not None and spec.name.endswith(".__main__") else "."
     searched, dotted = set(map(os.path.realpath, sys.path)), "" if module == "__init__" else module
     while folder != os.path.dirname(folder):
-        if folder in searched and (dotted in sys.modules or dotted in _STARTED_WITH or dotted.startswith(package)):
+        known = dotted in sys.modules or dotted in _STARTED_WITH or dotted.startswith(package)
+        if folder in searched and (known or dotted in MissedModules.names or _is_installed(dotted)):
             return True
         folder, last = os.path.split(folder)
         dotted = f"{last}.{dotted}".rstrip(".")
     return False
+
+
+def _is_installed(name: str) -> bool:
+    if "." in name or name in sys.stdlib_module_names:
+        return "." not in name
+    return PathFinder.find_spec(name, [place for place in sys.path if place.endswith(_INSTALLED)]) is not None
 
 
 def _holds_modules(path: str) -> bool:

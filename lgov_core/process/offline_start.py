@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -182,7 +182,7 @@ def start_offline(command: Sequence[str]) -> OfflineStart:
 
 
 @contextlib.contextmanager
-def _left_by_signals() -> Iterator[None]:
+def _left_by_signals() -> Generator[None]:
     """Raises `SystemExit` in the block where a signal would end this process at once, with what it started left running."""
     before = {number: signal.signal(number, lambda number, _frame: sys.exit(128 + number)) for number in ENDING}
     try:

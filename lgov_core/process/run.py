@@ -24,6 +24,7 @@ from typing import Final, Literal, NoReturn
 
 from lgov_core.errors import InstrumentationError, LgovError, PolicyDenied, counted
 from lgov_core.governance import Governance
+from lgov_core.places import MissedModules
 from lgov_core.policies.confinement import read_confinement
 from lgov_core.policies.policy_set import in_shadow_mode, trusted_programs
 from lgov_core.process.children import (
@@ -101,6 +102,7 @@ def run_program(command: Sequence[str], options: RunOptions) -> int:
         already = "this process was started by a governed program and is under its policy already"
         hint = "start it without lgov run, or the program around it with --children allow"
         return refuse_run(InstrumentationError(already, hint=hint), options)
+    sys.meta_path.append(MissedModules)
     try:
         run = GovernedRun(parse_command(command), options)
     except LgovError as error:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -181,6 +182,28 @@ def measure(use: str) -> list[str]:
             wrong.append(f"{name}: {seconds:.2f} s, {(now - before) // 1024} MB")
         peak = now
     return wrong
+
+
+def loaded_late(use: str) -> list[str]:
+    """The packages and modules of others that a rule imports when it judges; in a process of its own."""
+    policy = BUILTIN_POLICIES[use](**OPTIONS[use], name="p")
+    import_module("yaml")  # what reads policy files
+    before = set(sys.modules)
+    for text in (
+        "select a from b",
+        "ls -l /srv/project/a | grep x",
+        "http://a.example/x?a=b &#x41; %41 ada@example.org",
+    ):
+        for point in (Point.PRE_TOOL_CALL, Point.POST_TOOL_CALL, Point.INPUT):
+            policy.judge(Action(point, "t", arguments={"command": text, "text": text}, text=text))
+    return sorted({name.partition(".")[0] for name in set(sys.modules) - before} - before)
+
+
+@pytest.mark.parametrize("use", [use for use in BUILTIN_POLICIES if use != "agent_os"])
+def test_a_rule_imports_nothing_when_it_judges_since_the_program_could_have_put_it_there(use: str) -> None:
+    code = f"from tests.policies.test_policies_bounded import loaded_late; print(loaded_late({use!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout == "[]\n", done.stderr
 
 
 @pytest.mark.parametrize("use", BUILTIN_POLICIES)

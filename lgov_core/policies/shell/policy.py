@@ -29,6 +29,7 @@ from lgov_core.policies.shell.syntax import (
     ShellRefusal,
     code,
     is_wild,
+    load_parser,
     parse,
     sends,
     unclear,
@@ -289,6 +290,7 @@ class ShellPolicy(BoundedPolicy):
         statements: dict[str, Any] = {"mode": "read_only", **(options.sql or {}), "dialect": FROM_TOOL}
         self._sql = _nested(name, "sql", SQLPolicy, statements)
         self.places = places_for(self.cwd)
+        load_parser()
         self._table = default_table().extended(self.commands) if self.commands else None
         self._judge_cached = lru_cache(CACHED_TEXTS)(self._judge_text) if self.bounded else self._judge_text
 

@@ -308,7 +308,8 @@ class SyntaxNode:
 
 
 @lru_cache(1)
-def _bash() -> tree_sitter.Language:
+def load_parser() -> tree_sitter.Language:
+    """Imports the parser: before a program is governed, in whose folder modules of these names could lie later."""
     import tree_sitter
     import tree_sitter_bash
 
@@ -330,7 +331,7 @@ def parse(text: str) -> SyntaxNode:
             "shell-too-deep", "The command holds too many opening brackets or pipes; write less at a time."
         )
     # Another letter of as many bytes in its place changes nothing in the tree.
-    parser = tree_sitter.Parser(_bash())
+    parser = tree_sitter.Parser(load_parser())
     raw = parser.parse(_FAR_LETTER.sub(b"\\1" + "××".encode(), source)).root_node
     if raw.has_error:
         raise ShellRefusal("shell-unparsable", "The command is not complete or not understood; write it more simply.")
