@@ -283,8 +283,8 @@ def _is_package(path: str) -> bool:
 
 
 def _is_run(path: str) -> str:
-    when = "when this program starts or imports a module of its name"
-    return f"{_shown(path)} is run {when}, so the program cannot change it; a person can."
+    runs = "is run when this program starts or imports a module of its name"
+    return f"{_shown(path)} {runs}, so the program cannot change it; a person can."
 
 
 def _is_loaded(path: str) -> bool:
@@ -301,8 +301,8 @@ def _is_loaded(path: str) -> bool:
     package = f"{spec.parent}." if spec is not None and spec.name.endswith(".__main__") else "."
     searched, dotted = set(map(os.path.realpath, sys.path)), "" if module == "__init__" else module
     while folder != os.path.dirname(folder):
-        known = dotted in sys.modules or dotted in _STARTED_WITH or dotted.startswith(package)
-        if folder in searched and (known or dotted in MissedModules.names or _is_installed(dotted)):
+        imported = dotted in sys.modules or dotted in _STARTED_WITH or dotted.startswith(package)
+        if folder in searched and (imported or dotted in MissedModules.names or _is_installed(dotted)):
             return True
         folder, last = os.path.split(folder)
         dotted = f"{last}.{dotted}".rstrip(".")
@@ -312,7 +312,7 @@ def _is_loaded(path: str) -> bool:
 def _is_installed(name: str) -> bool:
     if "." in name or name in sys.stdlib_module_names:
         return "." not in name
-    return PathFinder.find_spec(name, [place for place in sys.path if place.endswith(_INSTALLED)]) is not None
+    return PathFinder.find_spec(name, [folder for folder in sys.path if folder.endswith(_INSTALLED)]) is not None
 
 
 def _holds_modules(path: str) -> bool:
