@@ -35,7 +35,7 @@ class AuditorReport:
     the policy, the rule, the reason and, as ``by``, who answered: each answer once, when it was given; the decisions by it
     only where no entry of it is among them. ``inside`` is true where only a box says so.
     ``changes`` are erasures, rotations, deletions of archives, and boxes.
-    ``notes`` say what a section cannot show.
+    ``notes`` say what a section cannot show. ``verified`` has ``ok`` only where all ``records`` do.
     """
 
     path: str
@@ -96,10 +96,6 @@ _NOTES: Final = {
     "unanswered": "A call that is made again for the same request is listed again.",
     "approvals": "Callbacks of the program can approve too: they are named as such.",
 }
-_NOT_FOUND: Final = (
-    "This record continues {file} of {entries} entries, which was not found: its entries are not in this report. Name its"
-    " folder with --archive."
-)
 #: Characters of an act's arguments in a report.
 _ARGUMENTS: Final = 500
 
@@ -152,7 +148,7 @@ def evidence(
     versions = _periods((entry for entry, _ in decisions), lambda entry: entry.code_version or "(unknown)")
     return AuditorReport(
         str(path),
-        asdict(verified),
+        asdict(verified) | {"ok": all(proof.ok for _, proof in proofs)},
         "\n".join([*_broken_archives(proofs), in_words(verified)]),
         [_proof(Path(name).name, proof) for name, proof in proofs],
         _keys(proofs, str(key) if verified.key_trusted else None),
@@ -166,22 +162,12 @@ def evidence(
         acts["unanswered"],
         acts["approvals"],
         [_change(entry, about) for entry, about in chosen if entry.kind in _CHANGES],
-        {**_NOTES, **_note_of_records([] if after else proofs, damage)},
+        {**_NOTES, **({"records": " ".join(f"Not in this report: {error}." for error in damage)} if damage else {})},
     )
 
 
 def _broken_archives(proofs: Sequence[tuple[str, VerifyReport]]) -> list[str]:
     return [f"BROKEN: {name}: {proof.problem}" for name, proof in proofs[:-1] if not proof.ok]
-
-
-def _note_of_records(proofs: Sequence[tuple[str, VerifyReport]], damage: Iterable[AuditError]) -> dict[str, str]:
-    """Names the archive before the oldest record, unless it is here or was deleted, and the ``damage`` of all."""
-    previous = proofs[0][1].continues if proofs and proofs[0][1].ok else None
-    retired = {record for _, proof in proofs for record in proof.retired}
-    notes = [f"Not in this report: {error}." for error in damage]
-    if previous is not None and str(previous["record"]) not in retired:
-        notes.append(_NOT_FOUND.format(**previous))
-    return {"records": " ".join(notes)} if notes else {}
 
 
 def _acts(chosen: Sequence[_Chosen]) -> dict[str, list[dict[str, Any]]]:
@@ -215,7 +201,9 @@ def _proofs(
 ) -> list[tuple[str, VerifyReport]]:
     """The proofs of the archives, the oldest first, and that of the record, which ``verified`` has by its key."""
     (_, own), *older = verify_archived(path, archive, head=heads)  # which may be signed with other keys
-    return [*reversed(older), (str(path), own if verified.ok and not own.ok else replace(verified, others=own.others))]
+    if verified.ok and not own.ok:  # the record that it continues was not found
+        verified = replace(verified, ok=False, problem=own.problem, first_bad=own.first_bad)
+    return [*reversed(older), (str(path), replace(verified, others=own.others))]
 
 
 def _keys(proofs: Sequence[tuple[str, VerifyReport]], compared_with: str | None) -> list[dict[str, Any]]:

@@ -550,8 +550,8 @@ def verify_archived(
 
     They are found by their ids in the folder ``archive``, or by name where none has the id, and are not among each other's
     ``others``. One that is not there is a fault of the record that continues it, unless an entry says that it was deleted.
-    Without ``archive`` they are looked for where the record says, beside and below it, and one may be elsewhere. A record of
-    ``key`` names the key of the one before it. Ends with the first record that is broken.
+    Without ``archive`` they are looked for where the record says, beside and below it. A record of ``key`` names the key of
+    the one before it. Ends with the first record that is broken.
     """
     reports = [(os.fspath(path), verify(path, key=key, head=head, require_signed=require_signed))]
     retired: set[str] = set()
@@ -563,8 +563,11 @@ def verify_archived(
         older_path = _archived(
             before, folders if archive is None else [os.fspath(archive)], [each for each, _ in reports]
         )
-        if older_path is None and archive is not None and str(before["record"]) not in retired:
-            problem = f"the record {before['record']} that it continues is not in {os.fspath(archive)}"
+        if older_path is None and str(before["record"]) not in retired:
+            where = (
+                "was not found: name its folder (--archive)" if archive is None else f"is not in {os.fspath(archive)}"
+            )
+            problem = f"the record {before['record']} that it continues {where}"
             reports[-1] = name, replace(report, ok=False, problem=problem, first_bad=1)
         if older_path is None:
             break
@@ -878,7 +881,8 @@ def in_words(report: VerifyReport | ReportSignature) -> str:
             hint = "lgov audit verify --key does (for a report: the setting audit_key)"
             lines.append(f"the key {report.key} was not compared with one that you trust: {hint}")
     if report.continues is not None:
-        lines.append(f"continues the record {report.continues['record']}, of {report.continues['entries']} entries")
+        before = f"{report.continues['record']}, of {report.continues['entries']} entries"
+        lines.append(f"continues the record {before} (verify --archive looks at them too)")
     for loss in report.losses:
         first, whose = (loss["position"], "it") if loss["record"] == report.record else (1, f"record {loss['record']}")
         accepted = f"accepted by {loss['by']} at {_time(loss['time_ns'])} (entry {loss['position']})"

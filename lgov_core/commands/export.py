@@ -204,7 +204,7 @@ def export(
     A record: its entries as JSON lines with its own fields, CloudEvents 1.0, or OCSF 1.3 API Activity. --format report is one
     report for an auditor, with the archived records before it: as HTML or JSON if the name of the file ends so, else as text.
     It is verified with the public key beside the setting audit_key, and with the setting heads. Where that key signed the
-    record, it signs the report too: FILE.sig, which lgov audit verify FILE checks. Exits 4 if a record is broken.
+    record, it signs the report too: FILE.sig, which lgov audit verify FILE checks. Exits 4 if one is broken or missing.
 
     --no-content leaves out texts, tokens, arguments, and reasons, which may quote. A file is written whole or not at all. With
     --json the summary about --to is JSON; standard output always is.

@@ -208,17 +208,32 @@ def test_archives_that_the_record_names_are_in_the_report(record: Path) -> None:
     assert continued == f"continues {archived}, of 7 entries"
 
 
-def test_an_archive_that_was_changed_breaks_the_report_and_one_that_is_elsewhere_is_said(record: Path) -> None:
+def test_an_archive_that_was_changed_or_is_missing_breaks_the_report(record: Path) -> None:
     rotated(record, "far/archive")
     (archive,) = (record.parent / "far/archive").glob("*.db")
     forge(archive)
     broken = lgov("export", str(record), "--format", "report", "--json")
     assert broken.exit_code == Exit.AUDIT_BROKEN
     assert [row["ok"] for row in json.loads(broken.stdout)["records"]] == [False, True]
+    assert not json.loads(broken.stdout)["verified"]["ok"]
     archive.unlink()
     alone = lgov("export", str(record), "--format", "report", "--json")
-    assert alone.exit_code == 0
-    assert "was not found: its entries are not in this report" in json.loads(alone.stdout)["notes"]["records"]
+    report = json.loads(alone.stdout)
+    assert (alone.exit_code, report["verified"]["ok"]) == (Exit.AUDIT_BROKEN, False)
+    assert "that it continues was not found" in report["records"][0]["problem"] == report["verified"]["problem"]
+    assert report["keys"][0]["compared with"].endswith("audit.key.pub"), "the key was"
+
+
+def test_the_oldest_of_several_archives_is_missed_too(record: Path) -> None:
+    rotated(record, "archive")
+    (oldest,) = (record.parent / "archive").glob("*.db")
+    rotated(record, "archive")
+    oldest.unlink()
+    done = lgov("export", str(record), "--format", "report", "--to", "report.json")
+    report = json.loads((record.parent / "report.json").read_text())
+    assert (done.exit_code, report["verified"]["ok"]) == (Exit.AUDIT_BROKEN, False)
+    assert [row["ok"] for row in report["records"]] == [False, True]
+    assert report["in_words"].startswith("BROKEN: ")
 
 
 def alone(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

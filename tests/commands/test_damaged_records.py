@@ -181,9 +181,11 @@ def test_another_record_under_the_name_of_an_archive_does_not_pass_for_it(record
     )
 
 
-def test_an_archive_that_is_nowhere_is_a_note_unless_its_folder_was_named(record: Path) -> None:
+def test_an_archive_that_is_nowhere_breaks_the_report_whether_its_folder_was_named_or_not(record: Path) -> None:
     archive_of(record).unlink()
-    status, text = report()
-    assert (status, "which was not found: its entries are not in this report" in text) == (0, True), text
-    status, text = report("--archive", "archive")
-    assert (status, "that it continues is not in archive" in text.splitlines()[2]) == (4, True), text
+    for options, where in (((), "was not found: name its folder"), (("--archive", "archive"), "is not in archive")):
+        status, text = report(*options)
+        assert (status, f"that it continues {where}" in text.splitlines()[2]) == (4, True), text
+    assert lgov("audit", "verify", "audit.db", "--archive", "archive").exit_code == 4
+    alone = lgov("audit", "verify", "audit.db")
+    assert (alone.exit_code, "(verify --archive looks at them too)" in alone.stdout) == (0, True), "it is one file"
