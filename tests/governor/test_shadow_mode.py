@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from click.testing import CliRunner, Result
 from lgov_core import Action, AuditLog, Governor, Point, RolloutScope, load_policy_file
 from lgov_core.audit import default_key_path, make_key, verify
 from lgov_core.commands import cli
+from lgov_core.policies import PolicySet, Rule
 from lgov_core.scope import enter_scope
 from lgov_core.store import open_store
 from lgov_core.trace.sink import StoreSink
@@ -59,6 +61,36 @@ def test_a_decision_knows_the_part_that_was_not_enforced(tmp_path: Path) -> None
     )
     enforced = Decision(Effect.DENY, "p", parts=(Decision(Effect.DENY, "p"), Decision(Effect.DENY, "q", shadowed=True)))
     assert enforced.unenforced is None, "it was denied anyway"
+
+
+class Failing:
+    """A rule that answers too late, or raises."""
+
+    name = "failing"
+
+    def __init__(self, wait_s: float) -> None:
+        self.wait_s = wait_s
+
+    def judge(self, action: Action) -> Decision | None:
+        time.sleep(self.wait_s)
+        raise RuntimeError(action.name)
+
+
+@pytest.mark.parametrize(("wait_s", "rule"), [(0.5, "policy-timeout"), (0.0, "policy-error")])
+def test_a_rule_that_is_late_or_raises_blocks_only_outside_shadow_mode(wait_s: float, rule: str) -> None:
+    for mode, effect in (("enforce", Effect.DENY), ("shadow", Effect.ALLOW)):
+        governor = Governor(PolicySet([Rule(Failing(wait_s), "check")], mode=mode, default="allow"), timeout_s=0.05)
+        decision = governor.decide(Action(Point.PRE_TOOL_CALL, "ls"))
+        assert (decision.effect, [part.rule for part in decision.parts]) == (effect, [rule])
+        governor.close()
+
+
+def test_a_call_that_cannot_be_put_on_record_is_blocked_in_shadow_mode_too(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    log = AuditLog(tmp_path / "audit.db")
+    log.close()
+    decision = Governor(load_policy_file(tmp_path / "policy.yaml"), audit=log).decide(Action(Point.PRE_TOOL_CALL, "ls"))
+    assert (decision.effect, decision.rule) == (Effect.DENY, "audit-failed")
 
 
 def test_what_a_rule_permits_is_recorded_by_its_name(tmp_path: Path) -> None:
