@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -48,6 +49,7 @@ from lgov_core.scope import inherited
 from lgov_core.types import Decision
 
 _NAME = "lgov_probe"
+_TEAMS = itertools.count(1)
 
 
 def patch(patches: Patches) -> None:
@@ -244,11 +246,18 @@ def _is_own_method(agent: Any) -> bool:
     return run is not None and run.owner is agent and run.inside is covered_call()
 
 
-def _run_of(governor: Governor, name: str, owner: object, session_id: str | None = None) -> tuple[Run, LiveSpan]:
-    """A run and its span. A team has no ``owner`` and no agent: what its members do is theirs."""
+def _run_of(governor: Governor, name: str, owner: object, team: Any = None) -> tuple[Run, LiveSpan]:
+    """A run and its span. A team has no ``owner`` and no agent: what its members do is theirs.
+
+    A team's id is made anew in each process. Its number, by which team ran first, is the same when the program is run again.
+    """
     attributes: dict[str, Any] = {semconv.AGENT_NAME: name, semconv.FRAMEWORK: FRAMEWORK}
-    attributes[semconv.CONVERSATION_ID] = session_id
-    run = Run(None if owner is None else name, owner, inherited(RUN), covered_call())
+    attributes[semconv.CONVERSATION_ID] = _internals.team_id(team)
+    above = inherited(RUN)
+    if team is not None and "_lgov_number" not in vars(team):
+        team._lgov_number = next(_TEAMS)
+    number = (above.team if above is not None else 0) if team is None else team._lgov_number
+    run = Run(None if owner is None else name, owner, above, covered_call(), number)
     return run, LiveSpan(governor, semconv.INVOKE_AGENT, name, attributes)
 
 
@@ -281,11 +290,7 @@ def run_team_stream(team: Any, own: Callable[..., Any], *args: Any, **kwargs: An
     """``BaseGroupChat.run_stream`` inside a run; the members' runs are below it."""
     governor = INSTRUMENTOR.governor
     events: AsyncGenerator[Any] = own(*args, **kwargs)
-    return (
-        events
-        if governor is None
-        else _events_in(*_run_of(governor, str(team.name), None, _internals.team_id(team)), events)
-    )
+    return events if governor is None else _events_in(*_run_of(governor, str(team.name), None, team), events)
 
 
 async def _events_in(run: Run, span: LiveSpan, events: AsyncGenerator[Any]) -> AsyncGenerator[Any]:

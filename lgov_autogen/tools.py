@@ -25,17 +25,12 @@ from autogen_core.tools import (
 )
 from pydantic import BaseModel
 
-from lgov_autogen._internals import (
-    carry_context,
-    observe_errors,
-    tool_in,
-    tools_of,
-)
+from lgov_autogen._internals import carry_context, observe_errors, tool_in, tools_of
 from lgov_autogen.messages import FRAMEWORK, RAW_ARGUMENTS
 from lgov_autogen.runs import GovernedComponent, behind, current_run, end_at_next_step
 from lgov_autogen.tool_models import ToolModel, as_arguments, kind_of
 from lgov_core.errors import PolicyDenied
-from lgov_core.instrumentation import Governor, arun_flow
+from lgov_core.instrumentation import UNNAMED, Governor, arun_flow
 from lgov_core.instrumentation.live_span import covered_call, note_error
 from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading, failure_status, tool_flow
 from lgov_core.types import Action, Decision, Kind, Point
@@ -54,6 +49,7 @@ def tool_action(
         agent=agent if agent is not None or run is None else run.agent,
         framework=FRAMEWORK,
         call_id=call_id or None,
+        context={UNNAMED: run.team} if run is not None and run.team else {},
         native=native,
     )
 

@@ -22,7 +22,7 @@ from lgov_core._util.files import os_user
 from lgov_core._util.json_text import NotCanonical, canonical_json, fingerprint
 from lgov_core.errors import PolicyError
 from lgov_core.governor.judging import caller_gone
-from lgov_core.governor.options import APPROVED, CARRIED, REJECTED, SHADOW, in_dry_run
+from lgov_core.governor.options import APPROVED, CARRIED, REJECTED, SHADOW, UNNAMED, in_dry_run
 from lgov_core.governor.patterns import matches_any
 from lgov_core.places import DEFAULT_APPROVALS
 from lgov_core.policies.approvals.answers import KEY_PREFIX, Inquiry
@@ -33,7 +33,7 @@ from lgov_core.policies.approvals.requests import (
     Asking,
     described,
 )
-from lgov_core.policies.budgets.counting import COMMON, NOT_MADE, Judgements, Per, count_key, decided, now_of
+from lgov_core.policies.budgets.counting import NOT_MADE, Judgements, Per, count_key, decided, now_of
 from lgov_core.policies.budgets.ledger import StoredPolicy
 from lgov_core.policies.conversation import Conversations, user_texts_of
 from lgov_core.policies.options import Count, PolicyOptions, Positive, Text, Texts, takes
@@ -200,6 +200,8 @@ class ApprovalPolicy(StoredPolicy):
         return inquiry.decision
 
     def _content(self, action: Action) -> dict[str, Any]:
+        if number := _number(action):
+            action = action.changed(session_id=f"number {number} of the process")
         return {
             "format": 1,
             "policy": self._settings,
@@ -213,14 +215,14 @@ class ApprovalPolicy(StoredPolicy):
 
     def _inquiry(self, action: Action) -> Inquiry:
         """The circumstances of the call, for the person who is asked about it."""
-        user = action.context.get("user")
+        user, session = action.context.get("user"), None if _number(action) else action.session_id
         names = {name: str(value) for name, value in action.arguments.items()}
         usual = f"{action.agent or 'The agent'} asks to run {action.name}."
         return replace(
             self._answered_by,
             question=Template(self._question).safe_substitute(names)[:_SHOWN] if self._question else usual,
             user_text=self._texts.request_of(action)[:_SHOWN],
-            requesters=tuple(name for name in (user, action.session_id, os_user()) if isinstance(name, str) and name),
+            requesters=tuple(name for name in (user, session, os_user()) if isinstance(name, str) and name),
             carried=str(action.context[CARRIED]) if self._is_carried(action) else "",
         )
 
@@ -409,15 +411,22 @@ def _requests(options: ApprovalOptions) -> ApprovalRequests:
     return ApprovalRequests(path, clock=options.clock, notices=(notice,))
 
 
+def _number(action: Action) -> int:
+    """The number, from 1, of a session whose id nobody chose: another process gives it another id. 0 for any other."""
+    scope = current_scope()
+    return 0 if scope is not None and scope.session_id else action.context.get(UNNAMED, 0)
+
+
 def _requester(action: Action) -> str:
     """The user, session, or rollout that the program entered, for whom a call is made; empty where it names none."""
     user, scope = action.context.get("user"), current_scope()
     if isinstance(user, str) and user:
         return f"user {user}"
     of_process = scope is not None and scope.of_process and scope.rollout_id == action.rollout_id
-    kind = "session" if action.session_id else "rollout"
-    key = COMMON if kind == "rollout" and of_process else count_key(action, kind)
-    return key and f"{kind} {key}"
+    names = [f"session {count_key(action, 'session')}"] if action.session_id else []
+    if (not names or _number(action)) and not of_process and action.rollout_id:
+        names.append(f"rollout {count_key(action, 'rollout')}")
+    return ", ".join(names)
 
 
 def _answer_of(approver: Any, request: ApprovalRequest, timeout_s: float) -> object:
