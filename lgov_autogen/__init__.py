@@ -1,6 +1,8 @@
 """lgov for AutoGen: a governed model client, workbench and code executor, and `instrument` for a whole process.
 
 Names are looked up when they are first used, so importing this package does not import AutoGen.
+
+PYTEST_DONT_REWRITE: where lgov governs pytest, this is imported before pytest is.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ Start with `Governor` and a policy file::
     governor = Governor(load_policy_file("policy.yaml"), audit=AuditLog("audit.db"))
 
 Names are looked up when they are first used, so ``import lgov_core`` loads nothing else.
+
+PYTEST_DONT_REWRITE: where lgov governs pytest, this is imported before pytest is.
 """
 
 from __future__ import annotations

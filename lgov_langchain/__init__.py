@@ -3,6 +3,8 @@
 `LgovCallbackHandler` observes (and, alone, stops denied tools where a callback can); `instrument` governs a whole process.
 
 Names are looked up when they are first used, so importing this package does not import LangChain.
+
+PYTEST_DONT_REWRITE: where lgov governs pytest, this is imported before pytest is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """lgov for plain openai: `govern_client` puts one client under policy, `instrument` every client of a process.
 
 Names are looked up when they are first used, so importing this package does not import openai.
+
+PYTEST_DONT_REWRITE: where lgov governs pytest, this is imported before pytest is.
 """
 
 from __future__ import annotations

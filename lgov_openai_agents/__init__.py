@@ -3,6 +3,8 @@
 `LgovRunner` governs a run in one line, `instrument` a whole process in none; the guardrails, hooks, models and the tracing
 processor are the parts for programs that put them together themselves. Names are looked up when they are first used, so
 importing this package does not import the SDK.
+
+PYTEST_DONT_REWRITE: where lgov governs pytest, this is imported before pytest is.
 """
 
 from __future__ import annotations

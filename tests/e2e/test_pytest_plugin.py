@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -17,6 +18,9 @@ version: 1
 rules:
   - {name: sql, tools: [run_sql], use: sql, with: {dialect: sqlite, mode: read_only, argument: query}}
 """
+
+_WHEEL = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+PACKAGES = _WHEEL["wheel"]["packages"]
 
 TESTS = """
 from langchain_core.tools import tool
@@ -122,3 +126,25 @@ def test_a_plugin_that_ends_the_process_does_not_pass_for_tests_that_ran(project
     done = run_pytest(project, "--lgov-policy", "policy.yaml")
     assert done.returncode == 78, done.stdout
     assert "SystemExit" in done.stdout + done.stderr
+
+
+def test_under_lgov_run_pytest_warns_of_none_of_its_packages(tmp_path: Path) -> None:
+    """pytest would rewrite every package of a distribution with a plugin, and warns of those that are imported already."""
+    (tmp_path / "policy.yaml").write_text("version: 1\nrules:\n- {name: all, use: allow}\n")
+    (tmp_path / "test_a.py").write_text(f"import sys\ndef test_a(): assert {set(PACKAGES)} <= sys.modules.keys()\n")
+    installed = tmp_path / "lgov-9.dist-info"  # as of an installed wheel, which lists its packages
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: lgov\nVersion: 9\n")
+    (installed / "entry_points.txt").write_text("[pytest11]\nlgov = lgov_core.pytest_plugin\n")
+    (installed / "RECORD").write_text("".join(f"{package}/__init__.py,,\n" for package in PACKAGES))
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("LGOV_", "PYTEST_"))}
+    tests = [sys.executable, "-m", "pytest", "-W", "error", "-p", "no:asyncio", "--rootdir", ".", "test_a.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "lgov_core", "run", "--policy", "policy.yaml", "--", *tests],
+        cwd=tmp_path,
+        env={**clean, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
