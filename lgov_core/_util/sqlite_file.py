@@ -159,6 +159,29 @@ def is_blank(path: Path, *, busy_timeout_s: float = 5.0) -> bool:
         return False
 
 
+def application_id(path: Path) -> bytes:
+    """The application id of the database at ``path``; empty where it is none, or cannot be read.
+
+    SQLite is asked: the id of a new database may be in its log only, and to open and close the file here would drop the locks
+    that this process holds on it.
+    """
+    for mode in ("mode=ro", "mode=ro&immutable=1"):  # the second where nothing may be written beside it
+        with contextlib.suppress(sqlite3.Error, OSError, ValueError):
+            address = f"file:{quote(str(path.absolute()))}?{mode}"
+            if path.stat().st_size:  # SQLite takes an empty file for a database
+                with contextlib.closing(sqlite3.connect(address, uri=True, timeout=0.2)) as connection:
+                    return int(connection.execute("PRAGMA application_id").fetchone()[0]).to_bytes(4, signed=True)
+    return b""
+
+
+def finish_log(path: Path) -> None:
+    """Writes SQLite's log of a database back, so that the file alone holds everything, where nobody is in the way."""
+    with contextlib.suppress(sqlite3.Error):
+        address = f"file:{quote(str(path.absolute()))}?mode=rw"
+        with contextlib.closing(sqlite3.connect(address, uri=True, timeout=0)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
 def _make_private_file(kind: FileKind, path: Path) -> None:
     if path.is_dir():
         raise kind.error(f"{kind.what} {path} is a directory", hint="give the path of a file in it")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from lgov_core._util.sqlite_file import finish_log
 from lgov_core.commands.group import Exit, effect_text, write_json, write_result, write_table
 from lgov_core.commands.options import (
     FOLDER,
@@ -83,6 +84,8 @@ def verify(
     values: list[dict[str, Any]] = [{"path": name, **asdict(report)} for name, report in reports]
     words = [in_words(report) if archive is None else f"{name}\n{in_words(report)}" for name, report in reports]
     ok = all(report.ok for _, report in reports)
+    if ok:
+        finish_log(path)
     write_result(values[0] if archive is None else {"ok": ok, "records": values}, "\n".join(words), as_json=as_json)
     ctx.exit(Exit.OK if ok else Exit.AUDIT_BROKEN)
 

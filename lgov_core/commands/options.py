@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import click
 
-from lgov_core._util.sqlite_file import is_blank
+from lgov_core._util.sqlite_file import application_id, is_blank
 from lgov_core.commands.group import Exit, exit_status
 from lgov_core.errors import AuditError, LgovError
 from lgov_core.settings import load_settings
@@ -245,12 +245,6 @@ show_admin_key_option = click.option(
 )
 
 
-#: Where SQLite keeps a file's application id, and what an audit record has there.
-_APPLICATION_ID: Final = slice(68, 72)
-_AUDIT_RECORD: Final = b"lgvA"
-_SQLITE: Final = b"SQLite format 3\0"
-
-
 def opened_store(source: str) -> closing[RolloutQueue]:
     """Opens the trace store at ``source``, which must exist: a path, an address or a run folder. Raises `StoreError`."""
     from lgov_core.store import open_store
@@ -274,19 +268,23 @@ def record_or_setting(path: Path | None) -> Path:
 
 def is_audit_record(source: str) -> bool:
     """True for the file of an audit record; False also when there is no such file."""
-    return _begins(source, _APPLICATION_ID.stop)[_APPLICATION_ID] == _AUDIT_RECORD
+    return _kind(source) == b"lgvA"
 
 
 def is_store(source: str) -> bool:
     """True for the address of a store, an SQLite file, and a folder whose run has a store."""
     from lgov_core.store import store_of
 
-    return "://" in (store := store_of(source)) or _begins(store, len(_SQLITE)) == _SQLITE
+    return "://" in (store := store_of(source)) or _kind(store) != b""
 
 
-def _begins(source: str, length: int) -> bytes:
+def _kind(source: str) -> bytes:
+    """The application id of a database, also of one that SQLite cannot read any more; empty for another file."""
+    if kind := application_id(Path(source)):
+        return kind
     with suppress(OSError, ValueError), Path(source).open("rb") as file:
-        return file.read(length)
+        header = file.read(72)
+        return header[68:] if header.startswith(b"SQLite format 3\0") else b""
     return b""
 
 

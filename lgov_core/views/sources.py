@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
-from lgov_core._util.sqlite_file import BESIDE, file_identity
+from lgov_core._util.sqlite_file import BESIDE, application_id, file_identity
 from lgov_core.audit import AuditLog
 from lgov_core.errors import LgovError, SettingsError, StoreError
 from lgov_core.settings import without_password
@@ -76,7 +73,7 @@ def find_sources(place: str) -> list[Source]:
         return [Source(without_password(place).partition("?")[0].rpartition("/")[2] or "store", None, place)]
     path = Path(place).absolute()
     if path.is_file():
-        if _kind(path) == _AUDIT:
+        if application_id(path) == _AUDIT:
             return [Source(path.stem, None, None, path)]
         if (path.parent / "metrics.jsonl").is_file():
             return [_of_folder(path.parent, path.parent.name, str(path))]
@@ -93,7 +90,7 @@ def find_sources(place: str) -> list[Source]:
 
 def _in_folder(folder: Path, top: Path, depth: int) -> Iterator[Source]:
     """The sources in a folder; what is below a run belongs to it."""
-    stores = [str(path) for path in _databases(folder) if _kind(path) == _STORE]
+    stores = [str(path) for path in _databases(folder) if application_id(path) == _STORE]
     if (folder / "server.json").is_file() and (store := store_of(folder)) != str(folder):
         stores = list(dict.fromkeys((store, *stores)))
     if stores or (folder / "metrics.jsonl").is_file():
@@ -112,7 +109,7 @@ def _in_folder(folder: Path, top: Path, depth: int) -> Iterator[Source]:
 
 
 def _of_folder(folder: Path, name: str, store: str | None) -> Source:
-    kinds = {path: _kind(path) for path in _databases(folder)}
+    kinds = {path: application_id(path) for path in _databases(folder)}
     audit = next((path for path, kind in kinds.items() if kind == _AUDIT), None)
     approvals = tuple(path for path, kind in kinds.items() if kind == _APPROVALS)
     return Source(name, folder, store, audit, approvals)
@@ -143,23 +140,7 @@ def kept_below(folder: Path, depth: int = _DEPTH) -> Iterator[tuple[str, str]]:
         if path.is_dir() and depth > 0:
             yield from kept_below(path, depth - 1)
         elif path.is_file() and not path.name.endswith(BESIDE):
-            yield kinds.get(_kind(path) if path.suffix in _SUFFIXES else b"", "file"), str(path)
-
-
-def _kind(path: Path) -> bytes:
-    """The application id of a database, empty where it cannot be read.
-
-    SQLite is asked: the id of a new database may be in its log only, and to open and close the file here would drop the locks
-    that this process holds on it.
-    """
-    for mode in ("mode=ro", "mode=ro&immutable=1"):  # the second where nothing may be written beside it
-        try:
-            with closing(sqlite3.connect(f"file:{quote(str(path))}?{mode}", uri=True, timeout=0.2)) as connection:
-                (application_id,) = connection.execute("PRAGMA application_id").fetchone()
-                return int(application_id).to_bytes(4, signed=True)
-        except (sqlite3.Error, OverflowError):
-            continue
-    return b""
+            yield kinds.get(application_id(path) if path.suffix in _SUFFIXES else b"", "file"), str(path)
 
 
 #: How long a page waits for a store that another process holds, and how long the others are told so without waiting.

@@ -8,10 +8,11 @@ import re
 import shlex
 import shutil
 import sqlite3
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -303,3 +304,61 @@ def test_a_record_is_verified_where_nothing_may_be_written(run: Run, tmp_path: P
             with_log = verify(folder / "busy.db")
     assert not with_log.ok
     assert "together with its log" in str(with_log.problem)
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from lgov_core import Action, Decision, Effect, Point
+from lgov_core.audit import AuditLog, load_key
+log = AuditLog("audit.db", signer=load_key(Path("audit.key")))
+for number in range(3):
+    log.commit(Action(Point.PRE_TOOL_CALL, "ls", rollout_id="r1"), Decision(Effect.ALLOW, "p", "r", ""))
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """A signed record whose first and only program was killed: all of it is in SQLite's log."""
+    make_key(tmp_path / "audit.key")
+    subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, check=False)
+    assert b"lgvA" not in (tmp_path / "audit.db").read_bytes()
+    return tmp_path / "audit.db"
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["export audit.db --format report --to r.txt", "policy eval policy.yaml audit.db", "policy trust audit.db"],
+)
+def test_a_record_that_lies_in_the_log_of_sqlite_only_is_known_as_one(run: Run, killed: Path, command: str) -> None:
+    (killed.parent / "policy.yaml").write_text("version: 1\nrules:\n  - {name: all, use: allow}\n")
+    done = run(*command.split())
+    assert (done.exit_code, done.exception) == (0, None), done.output
+    assert "store" not in done.output
+
+
+def test_verify_leaves_the_file_whole_so_that_a_copy_of_it_has_every_entry(run: Run, killed: Path) -> None:
+    assert run("audit", "verify", killed).exit_code == 0
+    shutil.copy(killed, copy := killed.with_name("copy.db"))
+    assert (verify(copy).ok, verify(copy).entries) == (True, 3)
+
+
+def test_verify_leaves_a_broken_record_and_its_log_as_they_are(run: Run, killed: Path) -> None:
+    tampering = f"import os, sqlite3; sqlite3.connect({str(killed)!r}).execute('DROP TABLE heads'); os._exit(0)"
+    subprocess.run([sys.executable, "-c", tampering], check=True)
+    files = [Path(f"{killed}{end}") for end in ("", "-wal")]
+    before = [file.read_bytes() for file in files]
+    assert run("audit", "verify", killed).exit_code == 4
+    assert before == [file.read_bytes() for file in files]
+
+
+def test_a_backup_by_sqlite_of_a_record_in_use_has_every_entry(killed: Path) -> None:
+    with AuditLog(killed, signer=load_key(killed.with_name("audit.key"))) as log:
+        log.commit(Action(Point.PRE_TOOL_CALL, "ls"), Decision(Effect.ALLOW, "p", "r", ""))
+        with (
+            closing(sqlite3.connect(killed)) as record,
+            closing(sqlite3.connect(copy := killed.with_name("copy.db"))) as to,
+        ):
+            record.backup(to)
+    assert (verify(copy).ok, verify(copy).entries) == (True, 4)
