@@ -108,7 +108,8 @@ class VerifyReport:
     cut off before the last of them, but for what ``losses`` say. ``others`` are the other records that have heads there, that
     with the newest head last, each with its ``file`` as it is seen from there, and how many ``entries`` its last head covers.
     ``placed`` says that heads there name the place of this file: ``ok`` then means that no other record is the newest there.
-    ``usage`` says that nothing was checked, since the key or the file of heads that was given is none.
+    ``usage`` says that nothing was checked, since the key or the file of heads that was given is none, and ``lacking`` that
+    nothing was found wrong, but entries from ``first_bad`` on, or from before the key, lack the signature that is required.
 
     ``record`` is its id and ``sha256`` the digest (hex) over the hashes of its entries, or of as many as were asked for.
     ``continues`` is what its first entry says of the archived record before it, ``retired`` the ids of those deleted.
@@ -132,6 +133,7 @@ class VerifyReport:
     others: tuple[dict[str, Any], ...] = ()
     placed: bool = False
     usage: bool = False
+    lacking: bool = False
     record: str | None = None
     sha256: str | None = None
     continues: dict[str, Any] | None = None
@@ -145,6 +147,10 @@ class _Broken(Exception):
     def __init__(self, problem: str, position: int | None = None, entry_id: str | None = None) -> None:
         super().__init__(problem)
         self.problem, self.position, self.entry_id = problem, position, entry_id
+
+
+class _Unsigned(_Broken):
+    """Nothing is wrong, but what has to be signed is not."""
 
 
 class _Usage(_Broken, ValueError):
@@ -263,6 +269,7 @@ class _Check:
             self.schema()
         except _Broken as broken:
             wrong = {"problem": broken.problem, "first_bad": broken.position, "first_bad_id": broken.entry_id}
+            wrong["lacking"] = isinstance(broken, _Unsigned)
         return replace(self.found, ok=not wrong, writers=len(self.chains), **wrong)
 
     def file(self) -> None:
@@ -530,10 +537,13 @@ class _Check:
             raise _Broken("nothing in it is signed with the key that was given", 1 if self.found.entries else None)
         if self.require_signed and self.found.before_key:
             before = _counted(self.found.before_key, "entry is", "entries are")
-            raise _Broken(f"{before} from before there was a key: anybody may have written them", 1)
+            raise _Unsigned(f"{before} from before there was a key: anybody may have written them", 1)
         if self.require_signed and (self.found.unsigned or not self.found.heads):
-            raise _Broken(
-                f"{self.found.unsigned} entries are not covered by a signed head",
+            entries = _counted(self.found.unsigned, "entry has", "entries have")
+            after = f" after entry {self.found.signed}" if self.found.signed else ""
+            raise _Unsigned(
+                f"{entries} no signed head{after}: written by a program that was killed or still runs, or changed or added by"
+                " others, which cannot be told apart",
                 self.found.signed + 1 if self.found.unsigned else None,
             )
 
@@ -859,6 +869,8 @@ def in_words(report: VerifyReport | ReportSignature) -> str:
     """The report for people: what is right, and what was not proved."""
     if isinstance(report, ReportSignature):
         return report.words()
+    if report.lacking:
+        return _printable(f"NOT SIGNED: {report.problem}") + "\nnothing else was found wrong"
     if not report.ok:
         where = f" at entry {report.first_bad}" if report.first_bad is not None else ""
         named = f" ({report.first_bad_id})" if report.first_bad_id else ""

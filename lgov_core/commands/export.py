@@ -209,6 +209,7 @@ def export(
     --no-content leaves out texts, tokens, arguments, and reasons, which may quote. A file is written whole or not at all. With
     --json the summary about --to is JSON; standard output always is.
     """
+    target = None if target == "-" else target
     if is_audit_record(source):
         _require("an audit record", form, OF_RECORD, where, ("rollout", "session", "tool", "agent", "text"))
         _export_record(Path(source), form, target, where, content, as_json, **period)

@@ -344,6 +344,15 @@ def test_verify_leaves_the_file_whole_so_that_a_copy_of_it_has_every_entry(run: 
     assert (verify(copy).ok, verify(copy).entries) == (True, 3)
 
 
+def test_what_a_killed_program_left_is_not_signed_and_not_called_broken(run: Run, killed: Path) -> None:
+    done = run("audit", "verify", killed, "--require-signed")
+    assert done.exit_code == 4
+    assert done.output.startswith("NOT SIGNED: 3 entries have no signed head: written by a program that was killed")
+    assert ("BROKEN" in done.output, "at entry" in done.output) == (False, False)
+    answer = json.loads(run("audit", "verify", killed, "--require-signed", "--json").stdout)
+    assert (answer["ok"], answer["lacking"], answer["first_bad"]) == (False, True, 1)
+
+
 def test_verify_leaves_a_broken_record_and_its_log_as_they_are(run: Run, killed: Path) -> None:
     tampering = f"import os, sqlite3; sqlite3.connect({str(killed)!r}).execute('DROP TABLE heads'); os._exit(0)"
     subprocess.run([sys.executable, "-c", tampering], check=True)
@@ -351,6 +360,14 @@ def test_verify_leaves_a_broken_record_and_its_log_as_they_are(run: Run, killed:
     before = [file.read_bytes() for file in files]
     assert run("audit", "verify", killed).exit_code == 4
     assert before == [file.read_bytes() for file in files]
+
+
+def test_a_dash_is_standard_output(run: Run, killed: Path) -> None:
+    for form, begins in (("jsonl", '{"'), ("report", "Audit report of")):
+        done = run("export", killed, "--format", form, "--to", "-")
+        assert (done.exit_code, done.stdout.startswith(begins)) == (0, True), done.output
+    run("export", killed, "--format", "ocsf", "--to", "events.jsonl")
+    assert sorted(path.name for path in killed.parent.glob("[-e]*")) == ["events.jsonl"]
 
 
 def test_a_backup_by_sqlite_of_a_record_in_use_has_every_entry(killed: Path) -> None:
