@@ -62,7 +62,12 @@ def rotate(
         for leftover in (following, target):  # of a rotation that was killed
             if leftover.exists() and (leftover == following or leftover.samefile(path)):
                 leftover.unlink()
-        previous = {"record": report.record, "entries": report.entries, "sha256": report.sha256, "file": target.name}
+        previous = {
+            "record": report.record,
+            "entries": report.entries,
+            "sha256": report.entries_sha256,
+            "file": target.name,
+        }
         previous["key"] = report.key
         previous["folder"] = os.path.relpath(folder.resolve(), path.resolve().parent)
         with AuditLog(following, signer=following_signer or signer, heads=anchor) as log:
@@ -94,7 +99,7 @@ def retire(path: Path, folder: Path, *, before: float, signer: Signer | None, he
     if old:
         anchor = heads if heads is not None or signer is None else heads_path(path)
         fields: dict[str, Any] = {
-            str(report.record): {"entries": report.entries, "sha256": report.sha256, "file": name.name}
+            str(report.record): {"entries": report.entries, "sha256": report.entries_sha256, "file": name.name}
             for name, report in old
         }
         with AuditLog(path, signer=signer, heads=anchor) as log:

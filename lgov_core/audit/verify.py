@@ -74,6 +74,8 @@ _REPORT_DOMAIN: Final = b"lgov-audit-report-v1\0"
 SIGNATURE: Final = ".sig"
 _SEAL: Final = '{"_seal":"'
 _FORMAT: Final = 2
+#: Runs without an end that are shown in words.
+_RUNS: Final = 10
 _FIRST: Final = bytes(32)
 _PUBLIC: Final = "lgov-ed25519-public:"
 #: Every table, index and trigger of a record, with the beginning of the SHA-256 (hex) of the statement that makes it, or None.
@@ -111,7 +113,9 @@ class VerifyReport:
     ``usage`` says that nothing was checked, since the key or the file of heads that was given is none, and ``lacking`` that
     nothing was found wrong, but entries from ``first_bad`` on, or from before the key, lack the signature that is required.
 
-    ``record`` is its id and ``sha256`` the digest (hex) over the hashes of its entries, or of as many as were asked for.
+    ``record`` is its id and ``entries_sha256`` the digest (hex) over the hashes of its entries from 1 to ``entries``, in order.
+    ``unended`` are the runs that began in it and did not end there: they go on, or were killed. Each has its ``rollout`` and
+    ``attempt``, the ``program``, its ``policy`` (a digest), and ``entry``, ``time`` and ``what`` of the ``first`` and ``last``.
     ``continues`` is what its first entry says of the archived record before it, ``retired`` the ids of those deleted.
     ``losses`` are what entries accept as lost: the ``record``, the ``number`` of its last head and that one's ``last`` entry.
     """
@@ -135,7 +139,8 @@ class VerifyReport:
     usage: bool = False
     lacking: bool = False
     record: str | None = None
-    sha256: str | None = None
+    entries_sha256: str | None = None
+    unended: tuple[dict[str, Any], ...] = ()
     continues: dict[str, Any] | None = None
     retired: tuple[str, ...] = ()
     losses: tuple[dict[str, Any], ...] = ()
@@ -163,15 +168,16 @@ def verify(
     key: str | os.PathLike[str] | bytes | None = None,
     head: str | os.PathLike[str] | None = None,
     require_signed: bool = False,
-    entries: int | None = None,
+    continued: tuple[int, str] | None = None,
 ) -> VerifyReport:
     """Recomputes every chain, every text's hash and every head of the record at ``path``, which is only read.
 
     ``key`` is the public key that must have signed (32 bytes, hex, or a file that holds it); ``head`` is the file where
     heads were kept. With a key, a record that it signed nothing of is broken: what was signed may have lost its heads.
-    With ``require_signed`` an entry that no head covers is a fault. ``entries`` says how many ``sha256`` is of
-    (None: all). Raises nothing: a file that is missing, unreadable or something else is a report that is not ok. May run
-    while others write; it sees the record as it was when it began.
+    With ``require_signed`` an entry that no head covers is a fault. ``continued`` is how many of its first entries the
+    record after it continues, and the digest over their hashes that it states. Raises nothing: a file that is missing,
+    unreadable or something else is a report that is not ok. May run while others write; it sees the record as it was when
+    it began.
     """
     name = os.path.abspath(os.fspath(path))
     try:
@@ -185,10 +191,10 @@ def verify(
         anchor = None if head is None else _Anchor(os.fspath(head), name)
         with closing(_opened(name, address)) as connection:
             try:
-                return _Check(connection, trusted, anchor, require_signed, entries).report()
+                return _Check(connection, trusted, anchor, require_signed, continued).report()
             except sqlite3.OperationalError:  # text that is none, perhaps: again, so that its entry can be named
                 connection.text_factory = _text_or_bytes
-                return _Check(connection, trusted, anchor, require_signed, entries).report()
+                return _Check(connection, trusted, anchor, require_signed, continued).report()
     except _Usage as error:
         return VerifyReport(False, 0, problem=error.problem, usage=True)
     except _Broken as broken:
@@ -238,8 +244,8 @@ class _Check:
     trusted: bytes | None
     anchor: _Anchor | None
     require_signed: bool
-    digest_of: int | None
-    digest: Any = field(default_factory=hashlib.sha256)
+    continued: tuple[int, str] | None
+    runs: dict[tuple[str, object], dict[str, Any]] = field(default_factory=dict[tuple[str, object], dict[str, Any]])
     chains: dict[str, tuple[int, bytes]] = field(default_factory=dict[str, tuple[int, bytes]])
     ids: set[str] = field(default_factory=set[str])
     erased: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
@@ -316,8 +322,8 @@ class _Check:
         heads = self.signed_heads()
         number, last, digest = next(heads, (0, -1, ""))
         self.signed_from = last + 1 if number else None
-        running = hashlib.sha256()
-        good = 0
+        running, digest_of_all = hashlib.sha256(), hashlib.sha256()
+        good, digests = 0, {0: digest_of_all.hexdigest()}
         if last == 0:  # a head from before the first entry
             if running.hexdigest() != digest:
                 raise _Broken("head 1 covers nothing, and says something else")
@@ -332,7 +338,9 @@ class _Check:
                 raise _Broken(f"position {good} is missing", good)
             self.entry(row)
             running.update(row[6])
-            self.digest.update(row[6] if self.digest_of is None or good <= self.digest_of else b"")
+            digest_of_all.update(row[6])
+            if self.continued is not None and good == self.continued[0]:
+                digests[good] = digest_of_all.hexdigest()
             self.found = replace(self.found, entries=good, erased=len(self.erased))
             while good == last:
                 if running.hexdigest() != digest:
@@ -344,7 +352,10 @@ class _Check:
                 number, last, digest = next(heads, (number, -1, ""))
         if last > 0:
             raise _Broken(f"head {number} covers entries up to {last}, but the record ends at {good}", good + 1)
-        self.found = replace(self.found, unsigned=good - self.found.signed, sha256=self.digest.hexdigest())
+        runs, digest = tuple(self.runs.values()), digest_of_all.hexdigest()
+        self.found = replace(self.found, unsigned=good - self.found.signed, entries_sha256=digest, unended=runs)
+        if self.continued is not None and digests.get(self.continued[0]) != self.continued[1]:
+            raise _Broken(f"its first {self.continued[0]} entries are not those that the record after it continues")
 
     def after_entries(self) -> None:
         """Looks at what only the whole record can say of an entry."""
@@ -389,6 +400,7 @@ class _Check:
         if salt is None and ("arguments_sha256" in fields or "content_sha256" in fields):
             self.erased[entry_id] = (position, stored_hash.hex())
         self.about_entries(fields, position, entry_id)
+        self.of_run(fields, position)
         if self.foreign is None and self.sealed_after is not None and position > self.sealed_after:
             self.sealed(body, position, seq, writer, entry_id)
         self.chains[writer] = (seq, stored_hash)
@@ -429,6 +441,19 @@ class _Check:
             self.found = replace(self.found, losses=(*self.found.losses, loss))
         elif kind == "retirement" and isinstance(retired, dict):
             self.found = replace(self.found, retired=(*self.found.retired, *map(str, cast("dict[str, Any]", retired))))
+
+    def of_run(self, fields: dict[str, Any], position: int) -> None:
+        """Notes that a run begins, goes on or ends: the rollout that a decision at its start, or at its end, is about."""
+        point, key = fields.get("point"), (str(fields.get("rollout_id")), str(fields.get("attempt")))
+        begins = point == "agent_startup" and fields.get("kind") == "decision"
+        if point == "agent_shutdown":
+            self.runs.pop(key, None)
+        elif begins or key in self.runs:
+            what = " ".join(str(fields[name]) for name in ("kind", "point", "name") if fields.get(name))
+            entry = {"entry": position, "time": _time(fields.get("time_ns")), "what": what}
+            about = {"rollout": key[0], "attempt": fields.get("attempt"), "program": fields.get("name")}
+            about |= {"policy": fields.get("policy_digest"), "first": entry}
+            self.runs.setdefault(key, about)["last"] = entry
 
     def erasure(self, fields: dict[str, Any], position: int, entry_id: str) -> None:
         """Notes the entries before it that an erasure names; behind the first head only one that is signed may name any."""
@@ -584,10 +609,9 @@ def verify_archived(
         count = before["entries"] if isinstance(before["entries"], int) else 0
         if report.key_trusted and not report.before_key:
             key = before["key"] or key
-        older = verify(older_path, key=key, head=head, require_signed=require_signed, entries=count)
-        if older.ok and (older.entries < count or older.sha256 != before["sha256"]):
-            problem = f"its first {count} entries are not those that the record after it continues"
-            older = replace(older, ok=False, problem=problem)
+        older = verify(
+            older_path, key=key, head=head, require_signed=require_signed, continued=(count, str(before["sha256"]))
+        )
         reports.append((older_path, older))
     chain = {report.record for _, report in reports}
     return [
@@ -892,6 +916,13 @@ def in_words(report: VerifyReport | ReportSignature) -> str:
         if not report.key_trusted:
             hint = "lgov audit verify --key does (for a report: the setting audit_key)"
             lines.append(f"the key {report.key} was not compared with one that you trust: {hint}")
+    if report.entries:
+        lines.append(f"digest of entries 1 to {report.entries}: {report.entries_sha256}")
+    if report.unended:
+        runs = _counted(len(report.unended), "run", "runs")
+        lines.append(f"{runs} without an end in the record (running still, or killed):")
+        lines += map(_run_in_words, report.unended[:_RUNS])
+        lines += [f"  and {len(report.unended) - _RUNS} more (--json)"] if len(report.unended) > _RUNS else []
     if report.continues is not None:
         before = f"{report.continues['record']}, of {report.continues['entries']} entries"
         lines.append(f"continues the record {before} (verify --archive looks at them too)")
@@ -899,24 +930,30 @@ def in_words(report: VerifyReport | ReportSignature) -> str:
         first, whose = (loss["position"], "it") if loss["record"] == report.record else (1, f"record {loss['record']}")
         accepted = f"accepted by {loss['by']} at {_time(loss['time_ns'])} (entry {loss['position']})"
         lines.append(f"lost: entries {first} to {loss['last']} of {whose}, and any after them; {accepted}")
+    return "\n".join(map(_printable, [*lines, *_kept_in_words(report)]))
+
+
+def _kept_in_words(report: VerifyReport) -> list[str]:
     if report.anchored is None:
-        lines.append(
-            "not compared with heads kept elsewhere (verify --head): an older copy, or a cut end, would not show"
-        )
-    else:
-        lines.append(
-            f"heads kept elsewhere: {report.anchored} of {report.heads}, and none of them is missing in the record"
-        )
-        if report.others:
-            others = _counted(len(report.others), "other record", "other records")
-            lines.append(f"heads of {others} are kept there too, the newest last: check that none of these is missing")
-            lines += [
-                f"  {each['file'] or 'a place that they do not name'}: record {each['record']}, {each['entries']} entries"
-                for each in report.others
-            ]
-            if not report.placed:
-                lines.append("none of the heads names this place: they do not say whether a later record belongs here")
-    return "\n".join(map(_printable, lines))
+        return ["not compared with heads kept elsewhere (verify --head): an older copy, or a cut end, would not show"]
+    lines = [f"heads kept elsewhere: {report.anchored} of {report.heads}, and none of them is missing in the record"]
+    if report.others:
+        others = _counted(len(report.others), "other record", "other records")
+        lines.append(f"heads of {others} are kept there too, the newest last: check that none of these is missing")
+        lines += [
+            f"  {each['file'] or 'a place that they do not name'}: record {each['record']}, {each['entries']} entries"
+            for each in report.others
+        ]
+        if not report.placed:
+            lines.append("none of the heads names this place: they do not say whether a later record belongs here")
+    return lines
+
+
+def _run_in_words(run: dict[str, Any]) -> str:
+    """A run without an end: when it began, and its last entry."""
+    first, last = run["first"], run["last"]
+    began = f"{run['program']} (rollout {run['rollout']}) began at {first['time']} (entry {first['entry']})"
+    return f"  {began}; its last entry is {last['entry']}, at {last['time']}: {last['what']}"
 
 
 def _printable(text: str) -> str:

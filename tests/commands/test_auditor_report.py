@@ -7,7 +7,11 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,13 +84,13 @@ def test_the_report_says_who_was_denied_and_approved_and_what_proves_it(record: 
     assert [(row["policy digest"][0], row["decisions"]) for row in report["policies"]] == [("a", 2), ("b", 2)]
     assert report["versions"][0]["decisions"] == 4
     (shadow,) = report["shadow"]
-    assert shadow["not enforced"] == 2
+    assert shadow["let_pass"] == 2
     assert report["ungoverned"][0]["programs"] == "worker.py (2)"
-    assert [(row["name"], row["rule"], row["enforced"]) for row in report["denials"]] == [
-        ("write_file", "no-write", False),
-        ("write_file", "no-write", False),
-        ("run_sql", "no-drop", True),
+    assert [(row["name"], row["rule"], row["would have been"]) for row in report["let_pass"]] == [
+        ("write_file", "no-write", "denied"),
+        ("write_file", "no-write", "denied"),
     ]
+    assert [(row["name"], row["rule"]) for row in report["denials"]] == [("run_sql", "no-drop")]
     (approval,) = report["approvals"]
     assert (approval["name"], approval["reason"]) == ("refund", "Ada (key 1f) approved it (request apr_1)")
     assert report["changes"][0]["what"] == "texts of 1 entry erased: asked for"
@@ -98,7 +102,7 @@ def test_a_policy_in_shadow_mode_is_named_even_where_it_would_deny_nothing(recor
         log.commit(act("read_file"), Decision(Effect.ALLOW, "desk", "reads", policy_digest="c" * 64))
     for options in ((), ("--where", "tool=read_file")):  # the entry that says so need not be among the chosen
         report = json.loads(lgov("export", str(record), "--format", "report", *options, "--json").stdout)
-        assert (report["shadow"][-1]["policy digest"], report["shadow"][-1]["not enforced"]) == ("c" * 64, 0)
+        assert (report["shadow"][-1]["policy digest"], report["shadow"][-1]["let_pass"]) == ("c" * 64, 0)
         assert [row["mode"] for row in report["policies"]][-1] == "shadow"
         counts = ("audit", "show", str(record), "--counts", *options)
         assert "\n1 of them in shadow mode, which enforces nothing\n" in lgov(*counts).stdout
@@ -177,7 +181,121 @@ def test_which_policy_held_when_can_be_read(folder: Path) -> None:
     report = json.loads(
         lgov(*command, "--where", "tool=read_file").stdout
     )  # what replaced it need not be among the chosen
-    assert [(row["file"], row["decisions"]) for row in report["policies"]] == [("a.yaml", 2), ("a.yaml", 1)]
+    assert [(row["file"], row["decisions"]) for row in report["policies"]] == [
+        ("a.yaml", 2),
+        ("b.yaml", 0),
+        ("a.yaml", 1),
+        ("b.yaml", 0),
+        ("c.yaml", 0),
+    ]
+
+
+def reported(record: Path, *options: str) -> Any:
+    return json.loads(lgov("export", str(record), "--format", "report", *options, "--json").stdout)
+
+
+@pytest.mark.parametrize(
+    ("options", "filters", "entries"),
+    [
+        (("--where", "tool=refund"), {"tool": "refund"}, 1),
+        (("--after", "3"), {"after entry": 3}, 3),
+        (("--before", "2020-01-01"), {"before": "2020-01-01T00:00:00+00:00"}, 0),
+    ],
+)
+def test_a_report_on_a_part_of_the_record_says_so_first(
+    record: Path, options: Sequence[str], filters: dict[str, object], entries: int
+) -> None:
+    about = reported(record, *options)["about"]
+    assert (about["filters"], about["entries"], about["of"]) == (filters, entries, 6)
+    words = f"This report is about a part of the record only: {' '.join(map(str, *filters.items()))}."
+    assert about["in_words"].startswith(f"{words} It has {entries} of 6 entries in 1 record")
+    lines = lgov("export", str(record), "--format", "report", *options).stdout.splitlines()
+    assert lines[1].startswith(words)
+    assert "Rejections by a person: none among the chosen entries" in lines
+    assert lgov("export", str(record), "--format", "report", *options, "--to", "part.html").exit_code == 0
+    page = (record.parent / "part.html").read_text()
+    assert page.index(words) < page.index("<pre")
+
+
+def test_a_report_on_all_says_so_and_that_texts_are_left_out(record: Path) -> None:
+    assert reported(record)["about"]["in_words"] == "This report is about the whole record: 6 entries in 1 record."
+    assert "are left out" in reported(record, "--no-content")["about"]["in_words"]
+
+
+def shadow_log(folder: Path, *decisions: Decision, begin: tuple[str, str, str] | None = None) -> None:
+    """A program that begins a policy (digest, file, mode), and decides."""
+    with AuditLog(folder / "audit.db", signer=None) as log:
+        if begin is not None:
+            log.begin_policy(*begin)
+        for decision in decisions:
+            log.commit(act("pay"), decision)
+
+
+def would_deny(digest: str) -> Decision:
+    part = Decision(Effect.DENY, "desk", "no-pay", "it pays", shadowed=True)
+    return Decision(Effect.ALLOW, "desk", "shadow", "", parts=(part,), policy_digest=digest, shadowed=True)
+
+
+def test_each_time_without_enforcement_has_its_policy_its_span_and_what_was_let_pass(folder: Path) -> None:
+    """Shadow mode begins before the first call that it lets pass, and ends when an enforced policy begins."""
+    b, c, d = ("b" * 64, "c" * 64, "d" * 64)
+    allowed = Decision(Effect.ALLOW, "desk", "reads", shadowed=True, policy_digest=b)
+    denied = Decision(Effect.DENY, "desk", "no-pay", policy_digest=d)
+    shadow_log(folder, allowed, would_deny(b), allowed, begin=(b, "b.yaml", "shadow"))
+    time.sleep(1.1)  # times have whole seconds
+    shadow_log(folder, would_deny(c), would_deny(c), begin=(c, "c.yaml", "shadow"))
+    time.sleep(1.1)
+    shadow_log(folder, denied, begin=(d, "d.yaml", "enforce"))
+    report = reported(folder / "audit.db")
+    assert [(row["file"], row["let_pass"]) for row in report["shadow"]] == [("b.yaml", 1), ("c.yaml", 2)]
+    began = {row["policy digest"][0]: row["time"] for row in report["changes"]}
+    assert [(row["from"], row["until"]) for row in report["shadow"]] == [
+        (began["b"], began["c"]),
+        (began["c"], began["d"]),
+    ]
+    assert [row["until"] for row in report["policies"]] == [began["c"], began["d"], None]
+    assert [row["name"] for row in report["let_pass"]] == ["pay"] * 3
+
+
+def test_what_held_before_the_time_that_was_chosen_holds_in_it(folder: Path) -> None:
+    b, d = ("b" * 64, "d" * 64)
+    shadow_log(folder, would_deny(b), begin=(b, "b.yaml", "shadow"))
+    time.sleep(0.01)
+    since = time.time()
+    report = reported(folder / "audit.db", "--since", iso(since))
+    assert [(row["file"], row["let_pass"], row["until"]) for row in report["shadow"]] == [("b.yaml", 0, None)]
+    shadow_log(folder, Decision(Effect.DENY, "desk", "no-pay", policy_digest=d), begin=(d, "d.yaml", "enforce"))
+    time.sleep(0.01)
+    report = reported(folder / "audit.db", "--since", iso(since))
+    assert [row["file"] for row in report["policies"]] == ["b.yaml", "d.yaml"]
+    later = reported(folder / "audit.db", "--since", iso(time.time()))
+    assert [row["file"] for row in later["policies"]] == ["d.yaml"]
+    assert [row["file"] for row in reported(folder / "audit.db", "--before", iso(since))["policies"]] == ["b.yaml"]
+
+
+def iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
+def test_what_decisions_came_to_adds_up_with_the_lists(record: Path) -> None:
+    asked = Decision(Effect.ESCALATE, "refunds", "approval-pending", "a person decides", shadowed=True)
+    with AuditLog(record, signer=load_key(record.parent / "audit.key")) as log:
+        log.commit(
+            act("refund"), Decision(Effect.ALLOW, "refunds", "shadow", "", parts=(asked,), policy_digest="a" * 64)
+        )
+        log.commit(act("refund"), REJECTED)
+        log.commit(act("refund"), PENDING)
+    report = reported(record)
+    assert report["counts"]["in_words"].startswith(
+        "7 decisions: 1 allowed, 1 denied by a policy, 1 denied as a person had rejected it,"
+        " 1 ended before a person answered, 3 let pass in shadow mode."
+    )
+    lists = ("denials", "rejections", "unanswered", "let_pass")
+    assert [len(report[name]) for name in lists] == [1, 1, 1, 3]
+    assert report["let_pass"][-1]["would have been"] == "put to a person"  # and it ran: it did not wait for one
+    text = lgov("export", str(record), "--format", "report").stdout
+    assert report["counts"]["in_words"] in text
+    assert "  for tool refund, decisions 4, allowed 1, " in text
 
 
 def test_it_says_what_it_cannot_see(record: Path) -> None:
@@ -196,13 +314,9 @@ def test_archives_that_the_record_names_are_in_the_report(record: Path) -> None:
     report = json.loads(lgov("export", str(record), "--format", "report", "--json").stdout)
     archived, current = (row["file"] for row in report["records"])
     assert current == "audit.db"
-    assert [(row["record"], row["name"]) for row in report["denials"]] == [
-        (archived, "write_file"),
-        (archived, "write_file"),
-        (archived, "run_sql"),
-        (current, "run_sql"),
-    ]
-    assert "records" not in report["notes"]
+    assert [(row["record"], row["name"]) for row in report["denials"]] == [(archived, "run_sql"), (current, "run_sql")]
+    assert [row["record"] for row in report["let_pass"]] == [archived, archived]
+    assert "not found" not in report["notes"]["records"]
     erased, archiving, continued = (row["what"] for row in report["changes"])
     assert (erased, archiving) == ("texts of 1 entry erased: asked for", "archived in far/archive")
     assert continued == f"continues {archived}, of 7 entries"
@@ -241,6 +355,65 @@ def alone(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     shutil.copy(Path(lgov_core.audit.__file__).parent / "verify.py", folder / "verify.py")
     command = [sys.executable, "-I", "-S", "verify.py", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_one_digest_of_a_record_ties_the_report_to_its_file_whoever_prints_it(record: Path) -> None:
+    rotated(record, "archive")
+    (archive,) = (record.parent / "archive").glob("*.db")
+    assert (
+        lgov("erase", str(archive), "--where", "tool=refund", "--yes").exit_code == 0
+    )  # an entry behind the continued ones
+    report = json.loads(lgov("export", str(record), "--format", "report", "--json").stdout)
+    text = lgov("export", str(record), "--format", "report").stdout
+    assert [row["entries"] for row in report["records"]] == [8, 2]
+    for row, file in zip(report["records"], (archive, record), strict=True):
+        words = f"digest of entries 1 to {row['entries']}: {row['entries_sha256']}"
+        assert words in alone(record.parent, str(file)).stdout
+        assert json.loads(alone(record.parent, str(file), "--json").stdout)["entries_sha256"] == row["entries_sha256"]
+        assert words in text
+    of_archive = alone(record.parent, str(record), "--archive", "archive")
+    assert (of_archive.returncode, of_archive.stdout.count("digest of entries 1 to 8: ")) == (0, 1)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from lgov_core import Action, Point
+from lgov_core.governance import Governance
+from lgov_core.scope import RolloutScope
+
+with Governance(policy=Path("policy.yaml"), audit=Path("audit.db"), audit_key=Path(sys.argv[1])).open() as opened:
+    with opened.governor.rollout(RolloutScope("r-ended", task_id="whole.py")):
+        pass
+    with opened.governor.rollout(RolloutScope("r-killed", task_id="agent.py")):
+        opened.governor.decide(Action(Point.POST_MODEL_CALL, "gpt", arguments={"tool_calls": [{"name": "refund"}]}))
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def killed(record: Path) -> Path:
+    """The record after a program that ended one run, and was killed in the next before a call that the model proposed."""
+    (record.parent / "policy.yaml").write_text("version: 1\nrules: [{name: rest, use: allow}]\n")
+    command = [sys.executable, "-c", KILLED, "audit.key"]
+    done = subprocess.run(command, cwd=record.parent, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -9, done.stderr
+    return record
+
+
+def test_a_run_that_was_killed_is_named_with_its_last_entry(killed: Path) -> None:
+    words = "1 run without an end in the record (running still, or killed):"
+    about = "agent.py (rollout r-killed) began at "
+    last = ": decision post_model_call gpt"
+    for text in (alone(killed.parent, "audit.db").stdout, lgov("export", str(killed), "--format", "report").stdout):
+        (line,) = [line for line in text.splitlines() if line.startswith(f"  {about}")]
+        assert words in text
+        assert line.endswith(last)
+        assert "r-ended" not in text
+    done = lgov("export", str(killed), "--format", "report", "--where", "tool=refund", "--json")  # whatever was chosen
+    (run,) = json.loads(done.stdout)["runs"]
+    assert (run["program"], run["rollout"], run["last entry"]) == ("agent.py", "r-killed", 11)
+    assert run["policy digest"]
 
 
 def test_the_report_is_signed_with_the_key_of_the_record(record: Path) -> None:
@@ -295,7 +468,7 @@ def test_reasons_are_left_out_on_request_and_a_period_is_chosen(record: Path) ->
 
 def test_the_text_is_for_a_terminal(record: Path) -> None:
     lines = lgov("export", str(record), "--format", "report").stdout.splitlines()
-    assert lines[2].startswith("ok: 6 entries")
+    assert lines[3].startswith("ok: 6 entries")
     assert "Approvals: 1" in lines
 
 

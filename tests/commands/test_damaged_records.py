@@ -86,7 +86,7 @@ def test_what_can_be_read_is_written_all_the_same(record: Path) -> None:
     assert positions == [1, 2, *range(4, 42)]
     assert [entry["position"] for entry in json.loads(lgov("audit", "show", "--json", "audit.db").stdout)][-1] == 41
     report = lgov("export", str(record), "--format", "report").stdout
-    assert report.splitlines()[2].startswith("BROKEN at entry 3")
+    assert report.splitlines()[3].startswith("BROKEN at entry 3")
     assert "Not in this report: entry 3 of audit record" in report
 
 
@@ -154,8 +154,8 @@ def test_an_archive_that_is_damaged_is_broken_on_top_of_the_report_as_verify_say
     for size in (archive.stat().st_size // 2, 100, 0):
         archive.write_bytes(archive.read_bytes()[:size])
         status, text = report(*options)
-        assert (status, text.splitlines()[2].startswith("BROKEN: ")) == (4, True), text
-        assert archive.name in text.splitlines()[2]
+        assert (status, text.splitlines()[3].startswith("BROKEN: ")) == (4, True), text
+        assert archive.name in text.splitlines()[3]
         assert archive.stat().st_size == size, "reading writes nothing"
         assert lgov("audit", "verify", "audit.db", "--archive", "archive").exit_code == 4
 
@@ -174,7 +174,7 @@ def test_another_record_under_the_name_of_an_archive_does_not_pass_for_it(record
     archive.unlink()
     AuditLog(archive, signer=None).close()
     status, text = report()
-    assert (status, text.splitlines()[2].startswith("BROKEN: "), archive.name in text.splitlines()[2]) == (
+    assert (status, text.splitlines()[3].startswith("BROKEN: "), archive.name in text.splitlines()[3]) == (
         4,
         True,
         True,
@@ -185,7 +185,7 @@ def test_an_archive_that_is_nowhere_breaks_the_report_whether_its_folder_was_nam
     archive_of(record).unlink()
     for options, where in (((), "was not found: name its folder"), (("--archive", "archive"), "is not in archive")):
         status, text = report(*options)
-        assert (status, f"that it continues {where}" in text.splitlines()[2]) == (4, True), text
+        assert (status, f"that it continues {where}" in text.splitlines()[3]) == (4, True), text
     assert lgov("audit", "verify", "audit.db", "--archive", "archive").exit_code == 4
     alone = lgov("audit", "verify", "audit.db")
     assert (alone.exit_code, "(verify --archive looks at them too)" in alone.stdout) == (0, True), "it is one file"
