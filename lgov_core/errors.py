@@ -186,13 +186,17 @@ class ModelError(LgovError):
 
 
 class EndpointError(LgovError):
-    """The endpoint cannot do what was asked. ``status`` is the HTTP status that it answers with."""
+    """The endpoint cannot do what was asked. ``status`` is the HTTP status that it answers with.
+
+    ``refused``: no model has worked on the call, so that it costs nothing.
+    """
 
     code = "endpoint"
 
     def __init__(self, message: str, *, status: int = 400, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.status = status
+        self.refused = status < 500 or status in (501, 503)
 
 
 class ContextOverflow(EndpointError):
@@ -213,7 +217,8 @@ class UpstreamError(EndpointError):
     """The server behind the endpoint failed or could not be reached.
 
     The message is for the agent, and so are ``headers``, which say when to ask again. For those who run the endpoint ``where``
-    is the server's host and port, and ``detail`` what it sent instead of a reply.
+    is the server's host and port, and ``detail`` what it sent instead of a reply. ``refused`` only where the connection could
+    not be made, or the server answered with an error status.
     """
 
     code = "upstream"
@@ -227,8 +232,10 @@ class UpstreamError(EndpointError):
         where: str | None = None,
         detail: str | None = None,
         headers: Mapping[str, str] | None = None,
+        refused: bool = False,
     ) -> None:
         super().__init__(message, status=status, hint=hint)
+        self.refused = refused
         self.where = where
         self.detail = detail
         self.headers = headers or {}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -50,7 +50,7 @@ from lgov_core.gateway.protocol import (
 )
 from lgov_core.types import new_id
 from lgov_core.wire.apis import APIS, MESSAGES, RESPONSES, Api, Exchange, api_of
-from lgov_core.wire.exchange import ChatRequest, Completion, StreamPiece
+from lgov_core.wire.exchange import ChatRequest, Completion
 from lgov_core.wire.fields import model_name, offered, shown
 from lgov_core.wire.messages import read_messages_request
 from lgov_core.wire.responses import chat_messages, input_messages
@@ -151,7 +151,7 @@ class ApiRoutes:
         if request.stream:
             return StreamedReply(  # type: ignore[return-value]
                 call,
-                self._stream(call, judged),
+                engine.stream(request),
                 self._capture,
                 writer,
                 partial(self.refuse, api=api),
@@ -160,8 +160,8 @@ class ApiRoutes:
             )
         async with received.scope["lgov.request"].while_client_waits(), self._reporting(judged, engine):
             completion = await engine.chat(request)
-        completion, reply, _ = writer.settle(completion)
         async with self._reporting(judged, engine):
+            completion, reply, _ = writer.settle(completion)
             await self._capture.commit(call, completion, reply)
         if judged is not None and (instead := await self._release(call, judged, completion, reply)) is not None:
             reply = instead[0]
@@ -188,33 +188,22 @@ class ApiRoutes:
             self._capture.note_left_out(left_out, who)
         return body, left_out
 
-    async def _stream(self, call: ReceivedCall, judged: GateRequest | None) -> AsyncIterator[StreamPiece]:
-        """The engine's stream; a failure is reported to the gate."""
-        stream = cast("Any", call.engine.stream(call.exchange.request))
-        async with self._reporting(judged, call.engine), aclosing(stream):
-            async for piece in stream:
-                yield piece
-
     def _stream_judging(self, call: ReceivedCall, judged: GateRequest) -> StreamJudging:
-        passes_text = self._gate is not None and call.exchange.request.n == 1 and not self._gate.reads_replies()
-        failed = partial(self._report, judged=judged, engine=call.engine)
-        return StreamJudging(partial(self._release, call, judged), passes_text, failed)
+        assert self._gate is not None
+        passes_text = call.exchange.request.n == 1 and not self._gate.reads_replies()
+        return StreamJudging(partial(self._release, call, judged), passes_text, partial(self._gate.failed, judged))
 
     @asynccontextmanager
     async def _reporting(self, judged: GateRequest | None, engine: Engine) -> AsyncGenerator[None]:
-        """Reports what the block raises."""
+        """Reports to the gate what the block raises; what is not one of lgov's errors becomes one."""
         try:
             yield
         except (Exception, asyncio.CancelledError) as error:
-            await self._report(error, judged, engine)
+            if self._gate is not None and judged is not None:
+                await self._gate.failed(judged, error)
+            if isinstance(error, Exception) and not isinstance(error, LgovError):
+                raise as_lgov_error(error, engine.name) from error
             raise
-
-    async def _report(self, error: BaseException, judged: GateRequest | None, engine: Engine) -> None:
-        """Reports an error of the engine to the gate; raises one that is not lgov's as one of lgov's."""
-        if self._gate is not None and judged is not None:
-            await self._gate.failed(judged, error)
-        if isinstance(error, Exception) and not isinstance(error, LgovError):
-            raise as_lgov_error(error, engine.name) from error
 
     def _exchange(self, api: Api, who: Attribution, body: Mapping[str, Any], engine: Engine) -> Exchange:
         """The call, read for ``engine``. Raises `EndpointError` (400, 404)."""
@@ -249,7 +238,8 @@ class ApiRoutes:
         admitted = await gate.admit(judged)
         if admitted is judged:
             return call, judged
-        return replace(call, exchange=changed_exchange(exchange, judged, admitted)), admitted
+        async with self._reporting(judged, call.engine):
+            return replace(call, exchange=changed_exchange(exchange, judged, admitted)), admitted
 
     async def _release(
         self,
@@ -344,9 +334,10 @@ class ApiRoutes:
             return await ask()
         judged = gate_request(readable(), route, body, who)
         try:
-            if await self._gate.admit(judged) is not judged:
-                raise EndpointError(f"a policy changed the call, which {route} cannot carry", status=403)
+            admitted = await self._gate.admit(judged)
             async with self._reporting(judged, engine):
+                if admitted is not judged:
+                    raise EndpointError(f"a policy changed the call, which {route} cannot carry", status=403)
                 reply = await ask()
             await self._gate.release(judged, [GateReply(new_id("emb"), "", (), "stop", used(reply), 0)])
             return reply

@@ -11,7 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Final, cast
@@ -44,12 +44,12 @@ class Counters:
     """Counts of an endpoint's calls since it started; read and written in its event loop only.
 
     ``recorded`` calls are in the store; of those, ``without_token_ids`` cannot be trained on, ``unattributed`` belong to no
-    rollout, ``cancelled`` were left by their client in mid-stream and ``renamed`` came with an id that the store had
-    already. ``cancelled_unrecorded`` were left before there was anything to record; ``unrecorded`` could not be committed,
-    so the client got an error. ``left_out`` counts calls whose model was not offered all that was asked for, ``after_end``
-    those answered after the end of their attempt, which are recorded as of no rollout, ``failed`` all requests answered with
-    an error. The tokens are those of the recorded calls, ``commit_s`` the seconds that they waited to be durable, all
-    together.
+    rollout, ``cancelled`` broke off in mid-stream, at their client or at the model, and ``renamed`` came with an id that the
+    store had already. ``cancelled_unrecorded`` were left before there was anything to record; ``unrecorded`` could not be
+    committed, so the client got an error. ``left_out`` counts calls whose model was not offered all that was asked for,
+    ``after_end`` those answered after the end of their attempt, which are recorded as of no rollout, ``failed`` all requests
+    answered with an error. The tokens are those of the recorded calls, ``commit_s`` the seconds that they waited to be
+    durable, all together.
     """
 
     recorded: int = 0
@@ -297,8 +297,7 @@ class _Outgoing:
 class StreamJudging:
     """How a streamed reply is judged.
 
-    ``passes_text``: pieces that hold only text go out before, as they come. ``failed`` is told why a reply that came was not
-    recorded.
+    ``passes_text``: pieces that hold only text go out before, as they come. ``failed`` is told why ``release`` gets no reply.
     """
 
     release: Release
@@ -312,8 +311,8 @@ class StreamedReply:
     Each piece is sent when it comes; the one that completes the reply waits for the commit, and with ``judging``
     everything waits until the reply is judged, or everything from the first piece that has more than text. ``kept`` gets
     the body that the client gets, after the commit. An error before the first piece is an ordinary response
-    (``error_response``), a later one an event of the API. When the client disconnects, or the task is cancelled, the engine's
-    stream is closed and what came is recorded with the finish reason ``cancelled``.
+    (``error_response``), a later one an event of the API. When the client disconnects, the task is cancelled, or the engine
+    fails after the first piece, its stream is closed and what came is recorded with the finish reason ``cancelled``.
     """
 
     def __init__(
@@ -335,6 +334,7 @@ class StreamedReply:
         self._judging = judging
         self._kept = kept
         self._started = False
+        self._is_whole = False
 
     async def __call__(self, scope: Any, receive: _Receive, send: _Send) -> None:
         """Relays the stream. Called once, by the server."""
@@ -346,9 +346,11 @@ class StreamedReply:
             last = await self._relay(queue, send)
             if last is _GONE:
                 scope["lgov.request"].status = scope["lgov.request"].status or 499
-                await self._cancel(pump, queue)
+                await self._break_off(pump, queue, asyncio.CancelledError())
             elif isinstance(last, Exception):
                 error = as_lgov_error(last, self._call.engine.name)
+                with suppress(LgovError):  # counted as unrecorded; the client is told of the first error
+                    await self._break_off(pump, queue, last)
                 response = self._error_response(error)
                 if self._started:
                     public = for_client(error)
@@ -356,8 +358,8 @@ class StreamedReply:
                     await self._send(send, failed, more=False)
                 else:
                     await response(scope, receive, send)
-        except asyncio.CancelledError:  # the server stops
-            await self._cancel(pump, queue)
+        except asyncio.CancelledError as cancelled:  # the server stops
+            await self._break_off(pump, queue, cancelled)
             if self._started:
                 await self._send(send, self._writer.failed(error := cut_short(), error.status), more=False)
             raise
@@ -414,7 +416,13 @@ class StreamedReply:
 
     async def _ended(self, completion: Completion, outgoing: _Outgoing) -> tuple[Mapping[str, Any], bytes]:
         """The reply as the client gets it, once it is recorded and judged: its body, and the bytes that are left of it."""
-        completion, body, last = await self._commit(completion)
+        self._is_whole = True
+        try:
+            completion, body, last = await self._commit(completion)
+        except (Exception, asyncio.CancelledError) as error:
+            if self._judging is not None:
+                await self._judging.failed(error)
+            raise
         if self._judging is not None:
             changed = await self._judging.release(completion, body, outgoing.passed_text, outgoing.passed)
             if changed is not None:
@@ -423,18 +431,19 @@ class StreamedReply:
 
     async def _commit(self, completion: Completion) -> tuple[Completion, Mapping[str, Any], bytes]:
         completion, body, last = self._writer.settle(completion)
-        try:
-            await self._capture.commit(self._call, completion, body)
-        except (Exception, asyncio.CancelledError) as error:
-            if self._judging is not None:
-                await self._judging.failed(error)
-            raise
+        await self._capture.commit(self._call, completion, body)
         return completion, body, last
 
-    async def _cancel(self, pump: asyncio.Task[None], queue: asyncio.Queue[_Item]) -> None:
-        """Ends the engine's stream, and records what came."""
+    async def _break_off(self, pump: asyncio.Task[None], queue: asyncio.Queue[_Item], error: BaseException) -> None:
+        """Ends the engine's stream. Of a reply that is not whole it tells the gate why, and records what came."""
         pump.cancel()
         await asyncio.gather(pump, return_exceptions=True)
+        if self._is_whole:
+            return
+        if self._judging is not None:
+            await self._judging.failed(error)
+        if isinstance(error, Exception) and not self._started:  # an ordinary response
+            return
         try:
             while not queue.empty():
                 item = queue.get_nowait()
@@ -443,11 +452,9 @@ class StreamedReply:
                         await self._commit(item.completion)
                         return
                     self._writer.piece(item)
-            completion: Completion | None = self._writer.so_far()
-        except UpstreamError:
-            completion = None  # nothing that has an id came; counted below
-        if completion is None:
-            self._capture.counters.cancelled_unrecorded += 1
+            completion = self._writer.so_far()
+        except UpstreamError:  # nothing that has an id came
+            self._capture.counters.cancelled_unrecorded += not isinstance(error, Exception)
             return
         await self._commit(dataclasses.replace(completion, model=completion.model or self._call.exchange.request.model))
         self._capture.counters.cancelled += 1

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from lgov_core.errors import LgovError, PolicyDenied, StoreError
+from lgov_core.errors import PolicyDenied
 from lgov_core.flow import Flow
 from lgov_core.gateway.capture import DenialSink
 from lgov_core.gateway.door import add_spent
@@ -112,13 +112,12 @@ class PolicyGate:
         return call.request_sent
 
     async def failed(self, request: GateRequest, error: BaseException) -> None:
-        """An admitted call brought no reply: what budgets reserved for it is given back, or spent where it was cut off.
+        """An admitted call brought no reply: what budgets reserved for it is spent, or given back where it was refused.
 
         The store has it as a failed call.
         """
         call = EndpointCall(self, request)
-        was_made = not isinstance(error, LgovError) or isinstance(error, StoreError)  # and answered, but not recorded
-        call.begin().failed(error, refused=not was_made)
+        call.begin().failed(error)
         about = {semconv.REQUEST_MODEL: request.model, semconv.AGENT_NAME: request.agent, semconv.FRAMEWORK: "endpoint"}
         with call.judging():
             LiveSpan(self.governor, semconv.CHAT, request.model, about).end(error)
@@ -139,7 +138,11 @@ class PolicyGate:
             for text in (reply.text, reply.reasoning, *(proposed.arguments for proposed in reply.tool_calls))
         ]
         size = size_of(len(texts), sum(map(len, texts)))
-        return await self._judged(settle_flow(call, call.begin(), parts), size, request)
+        try:
+            return await self._judged(settle_flow(call, call.begin(), parts), size, request)
+        except (Busy, asyncio.CancelledError) as error:
+            call.begin().failed(error, refused=False)
+            raise
 
     async def _judged(self, flow: Flow[T], size: int, request: GateRequest) -> T:
         """Returns what the flow of a call returns. Raises `GateRefusal` or `Busy`, whatever goes wrong."""

@@ -224,7 +224,7 @@ class Gate(Protocol):
         ...
 
     async def failed(self, request: GateRequest, error: BaseException) -> None:
-        """An admitted call brought no reply. Raises nothing."""
+        """An admitted call brought no reply that `release` gets. Raises nothing."""
         ...
 
     def reads_replies(self) -> bool:
@@ -256,7 +256,7 @@ class UpstreamRejection(UpstreamError):
         headers: Mapping[str, str],
         route: str = "chat",
     ) -> None:
-        super().__init__(message, status=status, headers=headers)
+        super().__init__(message, status=status, headers=headers, refused=True)
         self.route = route
         self.body = body
         self.content_type = content_type

@@ -245,7 +245,8 @@ class UpstreamEngine:
                 what = f"the upstream did not answer within {timeout.total or timeout.sock_read:g} s"
                 hint = None if route == _LISTING else "those who run the endpoint can raise upstream_timeout_s"
                 raise UpstreamError(what, hint=hint, status=504, where=where) from error
-            raise UpstreamError(_in_words(error), hint=IN_THE_LOG, where=where) from error
+            unmade = isinstance(error, UNREACHABLE)
+            raise UpstreamError(_in_words(error), hint=IN_THE_LOG, where=where, refused=unmade) from error
         finally:
             add_spent("upstream", began)
 
@@ -293,10 +294,11 @@ class UpstreamEngine:
         if status in _OF_CREDENTIALS:
             what = f"the upstream answered {status}, which is about the endpoint's own key there, not the client's"
             never = {"x-should-retry": "false"}  # clients ask again after a 502
-            return UpstreamError(what, hint=IN_THE_LOG, where=replica.label, detail=text, headers=never)
+            return UpstreamError(what, hint=IN_THE_LOG, where=replica.label, detail=text, headers=never, refused=True)
         if not 400 <= status < 500 or route == _LISTING:
             what = f"the upstream answered {status}"
-            return UpstreamError(what, where=replica.label, detail=text, headers=headers)
+            was_answered = status != 504  # else a proxy gave up, and not the model
+            return UpstreamError(what, where=replica.label, detail=text, headers=headers, refused=was_answered)
         body = without_addresses(body.decode("latin-1"), replica.label).encode("latin-1")
         overflow = overflow_in(body.decode(errors="replace"))
         if overflow is not None and route != "messages" and overflow.code.encode() not in body:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from lgov_core._util.json_text import readable_json
-from lgov_core.errors import PolicyDenied
+from lgov_core.errors import LgovError, PolicyDenied
 from lgov_core.flow import Flow
 from lgov_core.governor import Governor
 from lgov_core.instrumentation.conversation_memory import UserText
@@ -269,9 +269,12 @@ def reply_limit(*limits: Any) -> dict[str, int]:
 
 def was_refused(error: BaseException) -> bool:
     """Returns whether the model certainly did not run: its server answered with an error status or was unreachable."""
+    if isinstance(error, LgovError):
+        return getattr(error, "refused", False)
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(getattr(seen, "status_code", None), int) or type(seen).__name__ in _NOT_CONNECTED:
+        status = getattr(seen, "status_code", None)
+        if (isinstance(status, int) and status != 504) or type(seen).__name__ in _NOT_CONNECTED:
             return True
         seen = seen.__cause__
     return False

@@ -12,12 +12,17 @@ import pytest
 
 from lgov_core.audit import AuditLog
 from lgov_core.errors import PolicyFileError
+from lgov_core.gateway.access import KeyRing
+from lgov_core.gateway.app import create_app
 from lgov_core.gateway.policy_gate import PolicyGate, open_gate
+from lgov_core.gateway.server import EndpointServer
+from lgov_core.gateway.upstream import UpstreamEngine
 from lgov_core.governance import Governance
 from lgov_core.governor import Governor
 from lgov_core.policies import BoundedPolicy
-from lgov_core.testing import ScriptedCall, ScriptedReply, call
+from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply, call
 from lgov_core.types import Point
+from tests.gateway.conftest import SECRET
 
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
@@ -317,11 +322,60 @@ def test_a_record_that_cannot_be_written_is_a_refusal(governed, tmp_path):
     (tmp_path / "elsewhere.db").rename(tmp_path / "audit.db")  # as it does not close without a word
 
 
-def test_what_a_failed_call_set_aside_is_given_back(governed):
-    policy = POLICY.replace("max_calls: 6", "max_calls: 1")
-    serving = governed([ScriptedReply("broken", status=500), "fine"], policy)
-    with pytest.raises(openai.InternalServerError):
-        ask(serving)
+ONE_CALL = POLICY.replace("max_calls: 6", "max_calls: 1")
+NOT_A_REPLY = ScriptedReply(body=b'{"id": "x", "choices": [')
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("status", [400, 401, 429, 500, 503])
+def test_a_call_that_the_upstream_refused_costs_nothing(governed, status, stream):
+    serving = governed([ScriptedReply("broken", status=status), "fine"], ONE_CALL)
+    with pytest.raises(openai.APIStatusError):
+        ask(serving, stream=stream)
+    assert ask(serving, stream=stream).message.content == "fine"
+
+
+@pytest.mark.parametrize(
+    ("reply", "stream"),
+    [
+        (ScriptedReply("a proxy gave up", status=504), False),
+        (ScriptedReply("too late", delay_s=1), False),
+        (ScriptedReply("too late", delay_s=1), True),
+        (NOT_A_REPLY, False),
+        (NOT_A_REPLY, True),
+        (ScriptedReply("one two three four", cut_at=0), True),
+        (ScriptedReply("one two three four", cut_at=3), True),
+        (ScriptedReply(body=b'data: {"error": {"message": "no"}}\n\n', content_type="text/event-stream"), True),
+    ],
+)
+def test_a_call_on_which_the_upstream_may_have_worked_is_spent(governed, reply, stream):
+    serving = governed([reply, "fine"], ONE_CALL, timeout_s=0.3)
+    with pytest.raises(openai.APIError):
+        ask(serving, stream=stream)
+    assert "call-budget" in ask(serving).message.content
+    assert len(serving.model.requests) == 1
+
+
+def test_a_call_for_which_no_connection_was_made_costs_nothing(serve, store, tmp_path):
+    (tmp_path / "policy.yaml").write_text(ONE_CALL)
+    with ScriptedModelServer([]) as model:
+        gone = model.base_url
+    gate = open_gate(Governance(policy=tmp_path / "policy.yaml", audit=tmp_path / "audit.db"))
+    app = create_app([UpstreamEngine(gone)], store, keys=KeyRing(SECRET, required=False), gate=gate)
+    with EndpointServer(app) as endpoint:
+        for _ in range(2):
+            asked = {"model": "m", "messages": [{"role": "user", "content": "How many?"}]}
+            refused = httpx.post(f"{endpoint.base_url}/chat/completions", json=asked)
+            assert (refused.status_code, "reached" in refused.text) == (502, True)
+    gate.close()
+
+
+def test_a_call_that_a_policy_changed_beyond_what_can_be_sent_costs_nothing(governed):
+    """An embedding cannot carry a rewritten text."""
+    rewrites = ONE_CALL.replace('"on": [input, post_tool_call]', '"on": [pre_model_call]')
+    serving = governed(["fine"], rewrites)
+    with pytest.raises(openai.PermissionDeniedError):
+        client(serving).embeddings.create(model="m", input="ada@example.org")
     assert ask(serving).message.content == "fine"
 
 

@@ -94,10 +94,10 @@ class CostControlPolicy(StoredPolicy):
     share a budget. With ``day``, the name of a time zone (``UTC``, ``Europe/Berlin``), the limits are those of each
     calendar day there: a call counts on the day on which it begins.
 
-    Before a model call the policy reserves the most that the call may use, so that calls at the same time cannot overspend
-    together: a token for every ``bytes_per_token`` bytes of the prompt, and the reply's own limit or else
-    ``max_output_tokens``. After the call its reported usage is spent instead, or the whole reservation where no usage is
-    reported, or the call broke off. It is given back when another policy denies the call, or the call could not be made.
+    Before a model call the policy reserves the most that the call may use, so that calls cannot overspend together: a token
+    for every ``bytes_per_token`` bytes of the prompt, and the reply's own limit or else ``max_output_tokens``. After the call
+    its reported usage is spent instead, or the whole reservation where none is reported, or the call broke off. It is given
+    back when a policy or the server (by an error status) refuses the call, or no connection was made.
 
     ``prices`` maps model names or globs to ``{"input": dollars, "output": dollars}`` for a million tokens. Under
     ``max_cost_usd`` a model without a price is denied, unless ``unknown_model_price`` is given. ``tool_costs`` maps tool

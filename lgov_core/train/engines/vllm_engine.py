@@ -191,7 +191,7 @@ class VllmEngine(TokenEngine):
             raise EndpointError(f"vLLM refuses the call: {text[:300]}")
         if response.status != 200:
             self.lost += 1
-            raise UpstreamError(f"vLLM answered {response.status}", detail=text[:300])
+            raise UpstreamError(f"vLLM answered {response.status}", detail=text[:300], refused=True)
         return json.loads(text)
 
 
