@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import yaml
@@ -126,11 +127,16 @@ def rule_of(
     return ProposedRule({**rule, "use": use, "with": dict(options)}, notes)
 
 
-def holds(proposed: ProposedRule, actions: Iterable[Action], folder: Path) -> bool:
-    """Returns whether a rule can be loaded and denies none of ``actions``. ``folder`` is where the policy file will be."""
+def holds(
+    proposed: ProposedRule, actions: Iterable[Action], folder: Path, top: Mapping[str, Any] = MappingProxyType({})
+) -> bool:
+    """Returns whether a rule can be loaded and denies none of ``actions``. ``folder`` is where the policy file will be.
+
+    ``top`` is what the file says beside its rules: in a box, commands are judged as there.
+    """
     rules = [{"name": " allow", "use": "allow"}, dict(proposed.rule)]
     try:
-        policies = load(yaml.safe_dump({"version": 1, "rules": rules}), folder)
+        policies = load(yaml.safe_dump({"version": 1, **top, "rules": rules}), folder)
     except PolicyError:
         return False
     return not any(policies.judge(action).blocks for action in actions)

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from lgov_core._util.schema import read_yaml
 from lgov_core.authoring.replay import RecordedAction
 from lgov_core.authoring.rules import (
     COMMANDS,
@@ -37,6 +38,7 @@ from lgov_core.authoring.rules import (
 )
 from lgov_core.errors import PolicyError, counted
 from lgov_core.governor import Governor
+from lgov_core.governor.patterns import matches_any
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies.conversation import MAX_VALUE, MIN_VALUE
 from lgov_core.policies.flow import FlowPolicy, ValueSource
@@ -347,12 +349,14 @@ def suggest(
     source: str,
     folder: Path | None = None,
     dialects: Sequence[str] = COMMON_DIALECTS,
+    policy: str = "",
 ) -> Suggestion:
     """The least-privilege policy for the tool calls in ``recorded`` that ran, were objected to by no policy and did not fail.
 
     Nothing is run or written. ``source`` names the record in the file's first comment; ``folder`` is where the file will
     be (default: the working directory), from which its relative paths count. SQL is read in the first of ``dialects`` in
-    which all of it is understood. Each rule is the strictest of its candidates that denies none of the needed calls.
+    which all of it is understood. Each rule is the strictest of its candidates that denies none of the needed calls. Of the
+    text of the ``policy`` that they were recorded under it keeps ``confine``, and each box and shell rule that denies none.
     Raises `PolicyError` when there is no such call, or for an unknown dialect.
     """
     folder = folder or Path.cwd()
@@ -366,7 +370,9 @@ def suggest(
         )
     tools = by_tool(needed)
     offered = {name: schema for act in acts for name, schema in act.offered.items()}
-    rules = [rule for tool in tools for rule in _of_tool(tool, folder, dialects, offered.get(tool.name))]
+    confine, held = _held(policy, tools, folder)
+    rules = [rule for tool in tools for rule in _of_tool(tool, folder, dialects, offered.get(tool.name), held)]
+    rules += held
     for candidates in flow_rules(tools, acts):
         tried = ((rule, least) for least in (Effect.ESCALATE, Effect.DENY) for rule in candidates)
         if (
@@ -376,7 +382,7 @@ def suggest(
     rules += [rule for rule in order_rules(acts) if _holds_in_order(rule, folder, acts)]
     rules += _unused(tools, acts)
     rules += _rate(acts)
-    text = _written(rules, needed, len(acts), source)
+    text = _written(rules, needed, len(acts), source, confine)
     replayed = list(_replayed(text, folder, acts))
     denied = [(act, decision) for act, decision in replayed if is_needed(act) and decision.effect is Effect.DENY]
     others = [(act, decision) for act, decision in replayed if not is_needed(act)]
@@ -385,12 +391,36 @@ def suggest(
     )
 
 
-def _of_tool(tool: ToolActs, folder: Path, dialects: Sequence[str], offered: Any) -> list[ProposedRule]:
-    """That the tool may be called, with which arguments, and where they may lead."""
+def _held(policy: str, tools: Sequence[ToolActs], folder: Path) -> tuple[dict[str, Any], list[ProposedRule]]:
+    """The key ``confine`` of a policy, and its box and shell rules, for ``tools``, that deny none of their calls in there."""
+    document: Any = read_yaml(policy, "the policy of the record")[0]
+    if not isinstance(document, dict):
+        return {}, []
+    confine, held = {key: document[key] for key in ("confine",) if key in document}, list[ProposedRule]()
+    for rule in document.get("rules", ()):
+        if rule.get("use") not in ("box", "shell"):
+            continue
+        of_it = [tool for tool in tools if matches_any(tool.name, rule.get("tools", ("*",)))]
+        kept = ProposedRule(
+            {**rule, "tools": [glob.escape(tool.name) for tool in of_it]}, ["of the policy of the record"]
+        )
+        actions = [action for tool in of_it for action in tool.actions]
+        if of_it and holds(kept, actions, folder, confine):
+            held.append(kept)
+    return confine, held
+
+
+def _of_tool(
+    tool: ToolActs, folder: Path, dialects: Sequence[str], offered: Any, held: Sequence[ProposedRule]
+) -> list[ProposedRule]:
+    """That the tool may be called, with which arguments, and where they may lead. No shell rule beside one of ``held``."""
+    is_held = any(rule.rule["use"] == "shell" and glob.escape(tool.name) in rule.rule["tools"] for rule in held)
     schema_rule, rules, notes = _schema_rule(tool, folder, offered), list[ProposedRule](), list[str]()
     for candidates in place_candidates(tool, dialects):
         tried = None
         for tried in candidates:
+            if is_held and tried.rule["use"] == "shell":
+                break
             if holds(tried, tool.actions, folder):
                 rules.append(tried)
                 break
@@ -440,7 +470,9 @@ def _rate(acts: Sequence[RecordedAction]) -> list[ProposedRule]:
     return [ProposedRule(rule, [f"calls of a rollout: {most} at most, in {counted(len(counts), 'rollout')}"])]
 
 
-def _written(rules: Sequence[ProposedRule], needed: Sequence[RecordedAction], every: int, source: str) -> str:
+def _written(
+    rules: Sequence[ProposedRule], needed: Sequence[RecordedAction], every: int, source: str, confine: dict[str, Any]
+) -> str:
     rollouts = len({act.action.rollout_id for act in needed})
     of = f"{len(needed)} of {counted(every, 'tool call')}, in {counted(rollouts, 'rollout')}"
     head = ProposedRule({}, [f"Suggested from {source}: {of}."])
@@ -449,5 +481,7 @@ def _written(rules: Sequence[ProposedRule], needed: Sequence[RecordedAction], ev
         f"{first}\n"
         "# It allows these and little more. Read it, widen what is too narrow, and try it on other records:\n"
         "# lgov policy eval FILE STORE. The numbers say how often something was seen.\n"
-        "version: 1\nname: suggested\ndefault: deny\nrules:\n" + "\n".join(rule.text() for rule in rules)
+        "version: 1\nname: suggested\ndefault: deny\n"
+        f"{yaml.safe_dump(confine, default_flow_style=None) if confine else ''}rules:\n"
+        + "\n".join(rule.text() for rule in rules)
     )

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from lgov_core.commands.group import Exit, write_json, write_table
-from lgov_core.commands.options import FILE, PATH, command, is_audit_record, is_store, limit_option, recorded_actions
+from lgov_core.commands.options import (
+    FILE,
+    PATH,
+    command,
+    is_audit_record,
+    is_store,
+    limit_option,
+    opened_record,
+    recorded_actions,
+)
 from lgov_core.errors import PolicyError, counted
 from lgov_core.settings import without_password
 
@@ -220,21 +229,25 @@ def suggest(
     It allows the calls that ran, did not fail and broke no rule. A call that ran in shadow mode because no rule allowed it
     counts; one that a rule denies does not. The policy names their tools, the form of their arguments, SQL tables and
     statements, folders, hosts, addresses and calls a rollout, each with how often it was seen. Then all recorded calls are
-    judged by it: it denies none of those (exits 1 if it does), and what it decides about the others is listed. It is a
-    proposal: read it and edit it.
+    judged by it: it denies none of those (exits 1 if it does), and what it decides about the others is listed. Read it.
+    confine: and the box and shell rules of the policy of RECORD, else of the settings, stay where they deny none of those.
     """
     from lgov_core._util.files import atomic_write
     from lgov_core.authoring import suggest as suggest_policy
     from lgov_core.policies.sql.policy import COMMON_DIALECTS
+    from lgov_core.settings import load_settings, read_written
 
     if output is not None and output.exists() and not force:
         raise PolicyError(f"{output} already exists", hint="choose another name, or replace it with --force")
+    named = load_settings().policy
+    policy = read_written(named).decode("utf-8-sig") if named is not None and named.is_file() else ""
     with recorded_actions(source) as recorded:
         suggestion = suggest_policy(
             recorded,
             source=without_password(source),
             folder=None if output is None else output.absolute().parent,
             dialects=COMMON_DIALECTS if dialect is None else (dialect,),
+            policy=_policy_on_record(source) or policy,
         )
     if output is not None:
         atomic_write(output, suggestion.text.encode())
@@ -252,6 +265,15 @@ def suggest(
     else:
         _show_suggestion(suggestion, output, limit)
     ctx.exit(Exit.FINDING if suggestion.denied else Exit.OK)
+
+
+def _policy_on_record(source: str) -> str:
+    """The text of the policy that an audit record is under last; empty where there is none, as in a trace store."""
+    if not is_audit_record(source):
+        return ""
+    with opened_record(Path(source)) as log:
+        texts = [json.loads(entry.content or "{}").get("policy") for entry in log.entries() if entry.kind == "policy"]
+    return next((text for text in reversed(texts) if text), "")
 
 
 def _call_fields(recorded: RecordedAction, decision: Decision) -> dict[str, Any]:

@@ -67,12 +67,12 @@ class BoxPolicy(BoundedPolicy):
 
     @takes(BoxOptions)
     def __init__(self, options: BoxOptions) -> None:
-        self.name = options.name
+        self.name, self.is_boxed = options.name, in_box()
 
     def judge(self, action: Action) -> Decision:
         """An allow in a box, a denial elsewhere."""
         reason = f"{action.name[:80]} runs in a box only, and this is none: start the program with lgov run --confine"
-        return self.allow() if in_box() else self.deny("box", reason)
+        return self.allow() if self.is_boxed else self.deny("box", reason)
 
 
 class PolicyKinds(Mapping[str, PolicyFactory]):

@@ -16,7 +16,10 @@ from lgov_core.commands import cli
 from lgov_core.errors import PolicyError
 from lgov_core.governor import Governor
 from lgov_core.policies import dry_run, load_policies, load_policy_file
+from lgov_core.policies.confinement import made_for_box
 from lgov_core.policies.network.addresses import KINDS
+from lgov_core.store import open_store
+from lgov_core.trace.sink import StoreSink
 from lgov_core.types import Action, Decision, Effect, Point
 
 
@@ -329,10 +332,6 @@ def lgov(*arguments: str) -> Result:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A store file with a needed call and a denied one."""
-    from lgov_core.governor import Governor
-    from lgov_core.store import open_store
-    from lgov_core.trace.sink import StoreSink
-
     record = ActRecord()
     path = tmp_path / "traces.sqlite"
     record.store = open_store(path)
@@ -371,3 +370,43 @@ def test_the_command_refuses_a_dialect_that_there_is_not(place: Path) -> None:
     done = lgov("policy", "suggest", str(place), "--dialect", "sqlit")
     assert done.exit_code == 1
     assert "did you mean sqlite" in done.stderr
+
+
+BOXED = """
+version: 1
+mode: shadow
+default: deny
+confine: {preset: workspace}
+rules:
+- {name: shell, tools: [run_shell], use: shell, with: {argument: [command], cwd: work}}
+- {name: box, tools: [run_*, drop], use: box}
+- {name: looks, tools: [look], use: shell, with: {argument: [command], cwd: work}}
+"""
+
+
+def test_what_the_box_and_its_rules_held_in_the_record_the_proposal_holds_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "work").mkdir()
+    (tmp_path / "lgov.toml").write_text("policy = 'shadow.yaml'\nstore = 'runs.db'\n")
+    (tmp_path / "shadow.yaml").write_text(BOXED)
+    record = ActRecord()
+    record.store = open_store(tmp_path / "runs.db")
+    with made_for_box():
+        record.governor = Governor(load_policy_file("shadow.yaml"), plugins=[StoreSink(record.store)])
+        record.act("run_shell", {"command": "python3 -m pytest -q"})
+        record.act("run_code", {"code": "print(1)"})
+    record.act("look", {"path": "no command, which the rule denies"})
+    record.store.close()
+    done = lgov("policy", "suggest", "runs.db", "-o", "policy.yaml")
+    assert done.exit_code == 0, done.output
+    written = yaml.safe_load(Path("policy.yaml").read_text())
+    held = {rule["name"]: sorted(rule["tools"]) for rule in written["rules"] if rule["use"] in ("shell", "box")}
+    assert (written["confine"], held) == (
+        {"preset": "workspace"},
+        {"shell": ["run_shell"], "box": ["run_code", "run_shell"]},
+    )
+    outside = load_policy_file("policy.yaml")
+    for tool, arguments in (("run_shell", {"command": "python3 -m pytest -q"}), ("run_code", {"code": "print(1)"})):
+        assert outside.judge(Action(Point.PRE_TOOL_CALL, tool, arguments=arguments)).blocks, "runs in a box only"
