@@ -71,7 +71,7 @@ def _exactly(connection: socket.socket, length: int) -> bytes:
 
 
 #: Kinds of entries that a governed process makes, by the prefix of their ids.
-_KINDS: Final = {"aud": "decision", "out": "outcome"}
+_KINDS: Final = {"aud": "decision", "out": "outcome", "ung": "ungoverned"}
 #: Of the fields of an entry, in characters of JSON.
 MAX_FIELDS: Final = 256 << 10
 
@@ -129,6 +129,8 @@ class BoxBroker:
         prefix: str = message["prefix"]
         if fields["kind"] != _KINDS[prefix] or _claims_to_be_the_box(fields):
             raise AuditError("this entry is not one that a governed process makes")
+        if prefix == "ung":
+            convert({**fields, "kind": {}, "rollout_id": {}}, dict[str, dict[str, int]])
         if len(json.dumps(fields)) > MAX_FIELDS:
             raise AuditError("the fields of this entry are too long")
         texts = [_payload(message[name]) for name in ("arguments", "content")]

@@ -273,9 +273,9 @@ class GovernedRun:
             end_process()  # the interpreter is ending already, with the program's status
 
     def _record_ungoverned(self, **counts: Mapping[str, int]) -> None:
-        """Puts on record what was started or sent and not governed, by name. In a box nothing outside governs it either."""
+        """Puts on record what was started or sent and not governed, by name."""
         audit = self.process.opened.audit
-        if any(counts.values()) and audit is not None and self.options.governance.broker is None:
+        if any(counts.values()) and audit is not None:
             about = {"rollout_id": self.scope.rollout_id, **{name: dict(count) for name, count in counts.items()}}
             audit.append("ungoverned", about, arguments=None, content={})
 

@@ -49,12 +49,13 @@ append(name="forged", writer="0" * 32, seq=1, entry_id="aud_1", policy_digest="0
 append(policy="confinement", name="connect")
 append(kind="erasure", erased=["aud_1"])
 append(prefix="era", kind="erasure")
+append(prefix="ung", kind="ungoverned", programs="no counts")
 ask(do="entries")
 ask(do="erase", entry_id="aud_1")
 ask(do="append", prefix="aud", fields={"kind": "decision"}, arguments=["x" * 100000, 1], content=None)
 """
     )
-    assert ["id" in answer for answer in answers(ran)] == [True, *[False] * 6], ran.output
+    assert ["id" in answer for answer in answers(ran)] == [True, *[False] * 7], ran.output
     record = workspace.folder / ".lgov" / "audit.db"
     log = AuditLog(record)
     (forged,) = [entry for entry in log.entries() if entry.name == "forged"]
@@ -96,6 +97,16 @@ append(policy="c\u043enfinement", rule="box", reason="made up", name="forged", i
     assert (marked["forged"], marked["confinement"]) == (True, None)
     rows = CliRunner().invoke(cli, ["audit", "show", str(record)]).output.splitlines()
     assert ["said in the box" in row for row in rows if "forged" in row or "confined: " in row] == [False, True], rows
+
+
+def test_python_that_was_not_governed_in_the_box_is_in_the_auditors_report(workspace: Workspace) -> None:
+    ran = workspace.run("import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'pass'], env={})\n")
+    (name,) = json.loads(ran.errors.splitlines()[0])["report"]["ungoverned_children"]
+    record = workspace.folder / ".lgov" / "audit.db"
+    report = workspace.folder.parent / "report.json"
+    CliRunner().invoke(cli, ["export", str(record), "--format", "report", "--to", str(report)])
+    (row,) = json.loads(report.read_text())["ungoverned"]
+    assert (row["programs"], row["inside"]) == (f"{name} (1)", True)
 
 
 def test_without_the_token_nothing_is_added(workspace: Workspace) -> None:
