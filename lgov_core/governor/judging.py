@@ -148,9 +148,8 @@ def _counting(rounds: Sequence[Answers]) -> list[Decision]:
     counting: list[Decision] = []
     for number, answers in enumerate(rounds):
         for rule, decision in answers:
-            counts: Decision | None = decision
-            if decision.effect is Effect.ESCALATE and answers is not rounds[-1]:
-                counts = final.get(rule)
+            asked_before = decision.effect is Effect.ESCALATE and answers is not rounds[-1]
+            counts = final.get(rule) if asked_before else decision
             if counts is not None and (number == 0 or counts.blocks) and not any(counts is other for other in counting):
                 counting.append(counts)
     return counting
@@ -235,7 +234,7 @@ def _covered(rule: Rule, action: Action) -> bool | Decision:
 def _ask(rule: Rule, action: Action) -> Decision | None:
     """The decision of a rule whose policy is called in place; None when it has no opinion. Never raises an `Exception`."""
     try:
-        return _in_its_name(rule, checked(rule.policy.judge(_own_copy(rule, action))))
+        return _in_its_name(rule, checked(_judgement(rule.policy, _own_copy(rule, action))))
     except Exception as error:  # noqa: BLE001 - whatever a policy raises is its denial
         return _failed(rule, error)
 
@@ -248,7 +247,7 @@ def _ask_and_wait(rule: Rule, action: Action, threads: Threads | None) -> Flow[D
         assert threads is not None
         action = _own_copy(rule, action)
         in_place = rule.in_place or action.point in rule.listens_at
-        answer: Any = rule.policy.judge(action) if in_place else (yield from threads.call(rule, action))
+        answer: Any = _judgement(rule.policy, action) if in_place else (yield from threads.call(rule, action))
         if rule.standalone and not isinstance(answer, Decision) and inspect.isawaitable(answer):
             answer = yield from threads.result_of(rule, answer)
         return _in_its_name(rule, checked(answer))
@@ -286,6 +285,7 @@ def _failed(rule: Rule, error: Exception) -> Decision:
 # ---------------------------------------------------------------------- waiting
 
 _GONE: ContextVar[threading.Event | None] = ContextVar("lgov_caller_gone", default=None)
+_EXITS = SystemExit, GeneratorExit  # of a policy: its error, and no end of the program
 
 
 def caller_gone() -> threading.Event:
@@ -296,9 +296,14 @@ def caller_gone() -> threading.Event:
     return _GONE.get() or threading.Event()
 
 
-def _judge_until(gone: threading.Event, policy: Policy, action: Action) -> Any:
-    _GONE.set(gone)
-    return policy.judge(action)
+def _judgement(policy: Policy, action: Action, gone: threading.Event | None = None) -> Any:
+    """The policy's answer; raises what it raises, but an `Exception` for what its caller would take for something else."""
+    if gone is not None:
+        _GONE.set(gone)
+    try:
+        return policy.judge(action)
+    except (*_EXITS, TimeoutError) as error:
+        raise _BadAnswer(f"raised {type(error).__name__}") from error
 
 
 class _TooLate(Exception):
@@ -316,12 +321,10 @@ class Threads:
     def call(self, rule: Rule, action: Action) -> Flow[Any]:
         """Returns the policy's answer from a thread. Raises what it raises."""
         gone = threading.Event()
-        future = self._submit(_judge_until, gone, rule.policy, action)
+        future = self._submit(_judgement, rule.policy, action, gone)
         try:
             return (yield from wait(finished(future, self._limit(rule))))
         except TimeoutError as error:
-            if future.done() and not future.cancelled() and isinstance(future.exception(), TimeoutError):
-                raise  # the policy's own
             raise self._too_late(rule) from error
         finally:
             gone.set()
@@ -331,7 +334,11 @@ class Threads:
         limit_s = self._limit(rule)
 
         async def to_the_end() -> Any:
-            return await asyncio.wait_for(awaitable, limit_s)
+            async with asyncio.timeout(limit_s):
+                try:
+                    return await awaitable
+                except _EXITS as error:
+                    raise _BadAnswer(f"raised {type(error).__name__}") from error
 
         step: Step[Any] = either(lambda: self._submit(asyncio.run, to_the_end()).result(limit_s), to_the_end)
         try:

@@ -103,11 +103,7 @@ class GovernedToolCall:
     """
 
     def __init__(
-        self,
-        governor: Governor,
-        action: Action,
-        parent: LiveSpan | None = None,
-        validated: ToolArguments | None = None,
+        self, governor: Governor, action: Action, parent: LiveSpan | None = None, validated: ToolArguments | None = None
     ) -> None:
         self.governor = governor
         self._validated = validated

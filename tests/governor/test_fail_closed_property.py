@@ -36,6 +36,8 @@ SAYS = {"allow": Effect.ALLOW, "warn": Effect.WARN, "escalate": Effect.ESCALATE,
 BREAKS = (
     "raises",
     "raises a timeout",
+    "ends the program",
+    "closes a generator",
     "recurses for ever",
     "answers true",
     "answers text",
@@ -83,6 +85,10 @@ def answer(does: str, action: Action, stop: threading.Event) -> Any:
         raise ValueError("allow")
     if does == "raises a timeout":
         raise TimeoutError
+    if does == "ends the program":
+        raise SystemExit(0)
+    if does == "closes a generator":
+        raise GeneratorExit
     if does == "recurses for ever":
         return answer(does, action, stop)
     return {
@@ -272,6 +278,28 @@ def test_each_way_to_break_is_a_deny_beside_an_allow(does: str, placed: str) -> 
             for decision in judged(governor, Action(Point.PRE_TOOL_CALL, "run")):
                 check(decision, governor_says(order, "allow", "run", {}))
                 assert decision.fault == (decision.blocks and does not in SAYS)
+
+
+@pytest.mark.parametrize("placed", ["rule", "policy", "plugin", "async plugin"])
+def test_a_policy_that_ends_the_program_is_a_denial_on_record(placed: str, tmp_path: Path) -> None:
+    with AuditLog(tmp_path / "audit.db") as audit:
+        governor = govern(
+            [Voice("ends the program", False, ("*",), None, placed)], "allow", threading.Event(), audit=audit
+        )
+        for decision in judged(governor, Action(Point.PRE_TOOL_CALL, "run")):
+            assert (decision.rule, "raised SystemExit" in decision.reason) == ("policy-error", True)
+        assert [entry.effect for entry in audit.entries() if entry.kind == "decision"] == ["deny", "deny"]
+
+
+def test_an_interrupt_of_the_program_is_none_of_the_policy() -> None:
+    class Interrupted(BoundedPolicy):
+        name = "interrupted"
+
+        def judge(self, action: Action) -> Decision:
+            raise KeyboardInterrupt  # as Ctrl-C does wherever the program is
+
+    with pytest.raises(KeyboardInterrupt):
+        Governor([PolicySet([Rule(Interrupted())])]).decide(Action(Point.PRE_TOOL_CALL, "run"))
 
 
 @pytest.mark.parametrize("placed", ["rule", "policy", "plugin", "async plugin"])
