@@ -894,7 +894,8 @@ def in_words(report: VerifyReport | ReportSignature) -> str:
     if isinstance(report, ReportSignature):
         return report.words()
     if report.lacking:
-        return _printable(f"NOT SIGNED: {report.problem}") + "\nnothing else was found wrong"
+        unsigned = [f"NOT SIGNED: {report.problem}", "nothing else was found wrong", *_runs_in_words(report)]
+        return "\n".join(map(_printable, unsigned))
     if not report.ok:
         where = f" at entry {report.first_bad}" if report.first_bad is not None else ""
         named = f" ({report.first_bad_id})" if report.first_bad_id else ""
@@ -918,11 +919,7 @@ def in_words(report: VerifyReport | ReportSignature) -> str:
             lines.append(f"the key {report.key} was not compared with one that you trust: {hint}")
     if report.entries:
         lines.append(f"digest of entries 1 to {report.entries}: {report.entries_sha256}")
-    if report.unended:
-        runs = _counted(len(report.unended), "run", "runs")
-        lines.append(f"{runs} without an end in the record (running still, or killed):")
-        lines += map(_run_in_words, report.unended[:_RUNS])
-        lines += [f"  and {len(report.unended) - _RUNS} more (--json)"] if len(report.unended) > _RUNS else []
+    lines += _runs_in_words(report)
     if report.continues is not None:
         before = f"{report.continues['record']}, of {report.continues['entries']} entries"
         lines.append(f"continues the record {before} (verify --archive looks at them too)")
@@ -949,11 +946,16 @@ def _kept_in_words(report: VerifyReport) -> list[str]:
     return lines
 
 
-def _run_in_words(run: dict[str, Any]) -> str:
-    """A run without an end: when it began, and its last entry."""
-    first, last = run["first"], run["last"]
-    began = f"{run['program']} (rollout {run['rollout']}) began at {first['time']} (entry {first['entry']})"
-    return f"  {began}; its last entry is {last['entry']}, at {last['time']}: {last['what']}"
+def _runs_in_words(report: VerifyReport) -> list[str]:
+    """The runs without an end: when each began, and its last entry."""
+    lines: list[str] = []
+    for run in report.unended[:_RUNS]:
+        first, last = run["first"], run["last"]
+        began = f"{run['program']} (rollout {run['rollout']}) began at {first['time']} (entry {first['entry']})"
+        lines.append(f"  {began}; its last entry is {last['entry']}, at {last['time']}: {last['what']}")
+    more = [f"  and {len(report.unended) - _RUNS} more (--json)"] if len(report.unended) > _RUNS else []
+    runs = _counted(len(report.unended), "run", "runs")
+    return [f"{runs} without an end in the record (running still, or killed):", *lines, *more] if lines else []
 
 
 def _printable(text: str) -> str:

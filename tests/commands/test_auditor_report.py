@@ -405,7 +405,10 @@ def test_a_run_that_was_killed_is_named_with_its_last_entry(killed: Path) -> Non
     words = "1 run without an end in the record (running still, or killed):"
     about = "agent.py (rollout r-killed) began at "
     last = ": decision post_model_call gpt"
-    for text in (alone(killed.parent, "audit.db").stdout, lgov("export", str(killed), "--format", "report").stdout):
+    unsigned = alone(killed.parent, "audit.db", "--require-signed").stdout
+    assert unsigned.startswith("NOT SIGNED: ")
+    report = lgov("export", str(killed), "--format", "report").stdout
+    for text in (alone(killed.parent, "audit.db").stdout, unsigned, report):
         (line,) = [line for line in text.splitlines() if line.startswith(f"  {about}")]
         assert words in text
         assert line.endswith(last)
