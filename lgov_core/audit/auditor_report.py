@@ -103,7 +103,7 @@ _NOTES: Final = {
         "Tools: decisions before a call. Results: decisions on what a call returned. Points: where in a run was decided."
     ),
     "records": "The digest is the SHA-256 over the hashes of these entries; verify.py prints it for the file.",
-    "keys": "The fingerprint is the SHA-256 of the public key. A key that was compared with no file may be anybody's.",
+    "keys": "Compare the fingerprint (SHA-256 of the public key) with one that reached you another way than this report.",
     "policies": (
         "All policies of the period, whatever was chosen: from when they began until another one did, or their last decision."
         " Decisions: the chosen ones. Mode enforce: a denied call does not run; mode shadow: every call runs, and is judged."
@@ -215,7 +215,7 @@ def evidence(
         asdict(verified) | {"ok": all(proof.ok for _, proof in proofs)},
         "\n".join([*_broken_archives(proofs), in_words(verified)]),
         [_proof(Path(name).name, proof) for name, proof in proofs],
-        _keys(proofs, str(key) if verified.key_trusted else None),
+        _keys(proofs),
         {**counts, "in_words": _sum_in_words(entry for entry, _ in chosen)},
         [period.row() for period in policies],
         [
@@ -322,14 +322,10 @@ def _proofs(
     return [*reversed(older), (str(path), replace(verified, others=own.others))]
 
 
-def _keys(proofs: Sequence[tuple[str, VerifyReport]], compared_with: str | None) -> list[dict[str, Any]]:
-    """The keys that signed; ``compared_with`` is the file of that of the last record."""
+def _keys(proofs: Sequence[tuple[str, VerifyReport]]) -> list[dict[str, Any]]:
+    """The keys that signed."""
     return [
-        {
-            "key": key,
-            "sha256": hashlib.sha256(bytes.fromhex(key)).hexdigest(),
-            "compared with": compared_with if key == proofs[-1][1].key else None,
-        }
+        {"key": key, "sha256": hashlib.sha256(bytes.fromhex(key)).hexdigest()}
         for key in dict.fromkeys(proof.key for _, proof in proofs if proof.key is not None)
     ]
 
