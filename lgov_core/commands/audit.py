@@ -231,6 +231,7 @@ def _count_rows(report: AuditReport, table: Mapping[str, Counter[str]]) -> Itera
 #: The most bytes of a file of which it is looked up whether it holds an erased text.
 _MOST_READ: Final = 2**26
 _NOT_REACHED: Final = (
+    "other spellings of the text, such as one that is percent-encoded",
     "backups, copies, logs and exports elsewhere",
     "ledgers of budgets, which hold names of users and sessions",
     "what was sent away: to models, webhooks and OpenTelemetry",

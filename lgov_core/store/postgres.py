@@ -159,7 +159,7 @@ def _relations(connection: Connection, schema: str) -> list[str]:
     return [name for (name,) in fetched]
 
 
-_VACUUMED: Final = ("rollouts", "attempts", "calls", "rewards", "decisions", "spans", "queue")
+_VACUUMED: Final = ("rollouts", "attempts", "calls", "rewards", "decisions", "decision_kinds", "spans", "queue")
 
 
 class PostgresStore(RolloutQueue):

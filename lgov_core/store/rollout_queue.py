@@ -149,6 +149,10 @@ def delete_unattributed(transaction: Transaction, before: float, *, dry_run: boo
     return Pruned(calls=calls, rewards=rewards, spans=spans)
 
 
+#: Names of tools, agents and rules that no decision has any more.
+_UNUSED_KINDS: Final = "DELETE FROM decision_kinds WHERE kind NOT IN (SELECT kind FROM decisions)"
+
+
 def _delete(transaction: Transaction, table: str, where: str, values: Any, *, dry_run: bool) -> int:
     if dry_run:
         return transaction.execute(f"SELECT count(*) FROM {table} WHERE {where}", (values,))[0][0]
@@ -322,18 +326,22 @@ class RolloutQueue(TraceStore):
         calls = {(call.rollout_id, call.response_id) for call in self.calls() if holds([call.request, call.response])}
         spans = {(span.rollout_id, span.span_id) for span in self.spans() if holds(asdict(span))}
         ids |= {rollout_id for rollout_id, _ in (*calls, *spans) if rollout_id is not None}
+        names = 0
 
         def delete_loose(transaction: Transaction) -> Pruned:
+            nonlocal names
             of_calls, of_spans = ([own for rollout_id, own in rows if rollout_id is None] for rows in (calls, spans))
             of_response, of_span = (f"rollout_id IS NULL AND {name} = ANY(?)" for name in ("response_id", "span_id"))
-            return Pruned(
+            pruned = Pruned(
                 rewards=_delete(transaction, "rewards", of_response, of_calls, dry_run=dry_run),
                 calls=_delete(transaction, "calls", of_response, of_calls, dry_run=dry_run),
                 spans=_delete(transaction, "spans", of_span, of_spans, dry_run=dry_run),
             )
+            names = 0 if dry_run else transaction.change(_UNUSED_KINDS)
+            return pruned
 
         erased = self.prune(rollout_ids=ids, dry_run=dry_run) + self._submit(delete_loose, alone=True).result()
-        if not dry_run and erased != Pruned(spared=erased.spared):
+        if names or (not dry_run and erased != Pruned(spared=erased.spared)):
             self.vacuum()
         return erased
 

@@ -15,6 +15,7 @@ from lgov_core.audit.verify import verify
 from lgov_core.policies import ApprovalPolicy, ApprovalRequests
 from lgov_core.policies.approvals.requests import Asking
 from lgov_core.store import open_store, rollout_queue
+from lgov_core.trace import semconv
 from lgov_core.types import ALLOW, Action, Point, Rollout, Span
 from tests.commands.cli_runner import lgov
 
@@ -119,6 +120,28 @@ def test_nothing_of_it_stays_in_free_pages_or_logs(folder: Path) -> None:
         assert connection.execute("PRAGMA freelist_count").fetchone() == (0,)
     assert everything(folder).count(EMAIL.encode()) == 1
     reader.close()
+
+
+def test_the_name_of_a_tool_leaves_a_store_with_its_last_decision(folder: Path) -> None:
+    with open_store(str(folder / "traces.sqlite")) as store:
+        names = (EMAIL, "read_file")
+        store.add_spans(
+            [
+                Span(semconv.DECISION_SPAN_NAME, f"d{name}", 1.0, 2.0, {semconv.ACTION_NAME: name}, rollout_id=name)
+                for name in names
+            ]
+        )
+    assert lgov("erase", "--where", TEXT, "--yes").exit_code == 0
+    with closing(sqlite3.connect(folder / "traces.sqlite")) as connection:
+        assert connection.execute("SELECT action FROM decision_kinds").fetchall() == [("read_file",)]
+    assert EMAIL.encode() not in (folder / "traces.sqlite").read_bytes()
+
+
+def test_other_spellings_are_named_as_not_looked_for(folder: Path) -> None:
+    assert (
+        "other spellings of the text, such as one that is percent-encoded"
+        in lgov("erase", "--where", TEXT, "--dry-run").stdout
+    )
 
 
 def test_it_asks_first(folder: Path) -> None:
