@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 from autogen_agentchat.agents import CodeExecutorAgent
-from autogen_agentchat.conditions import MaxMessageTermination
+from autogen_agentchat.conditions import MaxMessageTermination, TextMentionTermination
 from autogen_agentchat.teams import RoundRobinGroupChat, SelectorGroupChat
 from autogen_core import CancellationToken
 from autogen_core.code_executor import CodeBlock
 from autogen_ext.code_executors.local import LocalCommandLineCodeExecutor
 
 from lgov_autogen import GovernedCodeExecutor
+from lgov_core.policies import CostControlPolicy
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, Point
 from tests.autogen.autogen_parts import WAYS, answer_of, at, deny, playing, results_read
@@ -52,6 +54,19 @@ async def test_denials_in_teams(way: str, stream: bool) -> None:
     inputs = {(one.action.text, one.action.parent_id is None) for one in seen.decisions(Point.INPUT)}
     if parts.instrumented:
         assert inputs == {("go", True), ("first", False)}, "what another member says is not the user's"
+
+
+@BOTH
+async def test_a_budget_ends_a_team_whose_own_end_only_the_model_would_bring(way: str) -> None:
+    budget = CostControlPolicy(max_calls=2, per="global", abort_after=3)
+    with playing(way, budget, lambda body: says("go on")) as (parts, seen, server):
+        team = RoundRobinGroupChat(
+            [parts.agent("one"), parts.agent("two")], termination_condition=TextMentionTermination("APPROVED")
+        )
+        with pytest.raises(Exception, match="budget"):
+            await asyncio.wait_for(team.run(task="go"), 30)
+    assert len(server.requests) == 2
+    assert sum(one.decision.blocks for one in seen.decisions(Point.PRE_MODEL_CALL)) == 3
 
 
 @BOTH

@@ -208,3 +208,17 @@ def test_reset_gives_a_fresh_budget_to_one_or_all(ledger: Any) -> None:
     policy.reset()
     assert policy.spent().calls == policy.spent().reserved_calls == 0
     assert policy.judge(tool(rollout="b")) is None
+
+
+def test_a_budget_that_refused_so_often_in_a_row_ends_the_run(ledger: Any) -> None:
+    policy = CostControlPolicy(max_tokens=400, abort_after=2, ledger=ledger)
+
+    def ends(operation: str, max_tokens: int, rollout: str = "ro_1") -> bool | None:
+        decision = policy.judge(before(operation, max_tokens=max_tokens, rollout=rollout))
+        return None if decision is None else decision.abort
+
+    assert ends("op_1", 1_000) is False
+    assert ends("op_2", 1) is None, "a smaller call passes"
+    assert ends("op_3", 1_000) is False
+    assert ends("op_4", 1_000, rollout="ro_2") is False, "another budget"
+    assert ends("op_5", 1_000) is True

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final
 from zoneinfo import ZoneInfo
 
+from lgov_core._util.containers import BoundedDict
 from lgov_core.errors import PolicyError
 from lgov_core.governor.judging import caller_gone
 from lgov_core.governor.options import in_dry_run
@@ -80,6 +81,7 @@ class CostOptions(PolicyOptions, frozen=True):
     ledger: str | os.PathLike[str] | None = None
     day: Text | None = None
     max_budgets: Count = 100_000
+    abort_after: Count | None = None
     clock: Callable[[], float] | None = None
     name: Text = "CostControlPolicy"
 
@@ -87,12 +89,12 @@ class CostOptions(PolicyOptions, frozen=True):
 class CostControlPolicy(StoredPolicy):
     """Keeps what agents spend within a budget.
 
-    The limits, of which at least one must be given, are ``max_cost_usd``, ``max_tokens`` (prompts and replies),
-    ``max_calls`` (of models and tools together; a rule's ``on`` narrows it) and ``max_seconds`` (since the budget's first
-    action). There is a budget for each ``rollout`` (all its attempts), ``attempt``, ``session``, ``conversation`` (its
-    session, or else its rollout) or ``agent``, or one for all (``global``): ``per``. Actions without the id in question
-    share a budget. With ``day``, the name of a time zone (``UTC``, ``Europe/Berlin``), the limits are those of each
-    calendar day there: a call counts on the day on which it begins.
+    The limits, at least one, are ``max_cost_usd``, ``max_tokens`` (prompts and replies), ``max_calls`` (of models and tools
+    together; a rule's ``on`` narrows it) and ``max_seconds`` (since the budget's first action). There is a budget for each
+    ``rollout`` (all its attempts), ``attempt``, ``session``, ``conversation`` (its session, or else its rollout) or
+    ``agent``, or one for all (``global``): ``per``. Actions without the id in question share a budget. With ``day``, the
+    name of a time zone (``UTC``, ``Europe/Berlin``), the limits are those of each calendar day there: a call counts on the
+    day it begins.
 
     Before a model call the policy reserves the most that the call may use, so that calls cannot overspend together: a token
     for every ``bytes_per_token`` bytes of the prompt, and the reply's own limit or else ``max_output_tokens``. After the call
@@ -103,10 +105,11 @@ class CostControlPolicy(StoredPolicy):
     ``max_cost_usd`` a model without a price is denied, unless ``unknown_model_price`` is given. ``tool_costs`` maps tool
     names or globs to dollars a call; other tools cost nothing.
 
-    ``ledger`` is the path of a SQLite file (made when missing) that several processes spend from, or the address
-    ``postgresql://user@host/database`` of a database that several machines spend from; policies of the same name share its
-    budgets. Without it the process remembers ``max_budgets`` budgets; beyond them the oldest that has ended is dropped, and
-    refused if it comes back. ``clock`` gives seconds (monotonic; wall time with a ledger, which outlives it, or a day).
+    ``ledger`` is the path of a SQLite file (made when missing) that several processes spend from, or, for several machines,
+    the address ``postgresql://user@host/database`` of a database; policies of the same name share its budgets. Without it
+    the process remembers ``max_budgets`` budgets; beyond them the oldest ended one is dropped, and refused if it comes
+    back. ``abort_after`` refusals of one budget in a row end the run. ``clock`` gives seconds (monotonic; wall time with a
+    ledger, which outlives it, or a day).
 
     May be called from several threads at once. Fails closed. Raises `PolicyError` for an option without a meaning.
     """
@@ -143,6 +146,7 @@ class CostControlPolicy(StoredPolicy):
         self._clock = options.clock or (time.monotonic if in_memory and self._zone is None else time.time)
         # A file may have to be waited for, so the governor watches the time.
         self.bounded = in_memory
+        self.abort_after, self._refusals = options.abort_after, BoundedDict[str, int](options.max_budgets)
         self._judgements = Judgements()
         self._asked_before_models = False
 
@@ -200,7 +204,11 @@ class CostControlPolicy(StoredPolicy):
         except PolicyError as error:
             return self.store_failed("cost-ledger", "The budget cannot be read, so nothing may be spent", error)
         if short is not None:
-            return self._refuse(action, amount, *short)
+            refusals = (self._refusals.get(key) or 0) + 1
+            self._refusals.put(key, refusals)
+            ends = self.abort_after is not None and refusals >= self.abort_after
+            return self._refuse(action, amount, *short).changed(abort=ends)
+        self._refusals.pop(key)
         self._judgements.begin(action, _RESERVED)
         if caller_gone().is_set() and action.operation_id is not None:  # the call was denied for want of an answer
             self._ledger.release(action.operation_id)
