@@ -346,6 +346,10 @@ def _by_name(tool_words: Sequence[str]) -> Iterator[str]:
         yield "sql"
 
 
+#: Of a rule's ``cwd`` that nothing stated: a link that the rule sees elsewhere than the tool does leads anywhere.
+CWD_GUESSED: Final = "cwd is a guess: name the folder that the tool works in"
+
+
 def meaning_rules(
     tool: ToolActs, meant: Mapping[str, Sequence[str]], required: Sequence[str], dialect: str, roots: Sequence[str]
 ) -> list[ProposedRule]:
@@ -368,7 +372,7 @@ def _ways(
 ) -> Iterator[tuple[str, dict[str, Any], str]]:
     argument = {"argument": list(arguments)} if arguments else {}
     if meaning == "path":
-        note = "files of these folders; open: what is in them. For a tool that expands no ~, $ or *: expand: none"
+        note = f"files of these folders; {CWD_GUESSED}; open: what is in them. If the tool expands no ~, $ or *: expand: none"
         yield "path", {**argument, "roots": list(roots), "cwd": roots[-1]}, note
     elif meaning == "url":
         note = (
@@ -381,7 +385,9 @@ def _ways(
             note = "SQL that only reads; open: every table, see tables. mode: guarded also changes rows"
             yield "sql", {"dialect": dialect, "mode": "read_only", "argument": name}, note
     elif meaning == "command":
-        note = "commands that look and edit here; what runs code or sends needs lgov run --confine; open: files of this folder"
+        note = (
+            f"commands that look and edit here; {CWD_GUESSED}; what runs code or sends needs --confine; open: its files"
+        )
         yield "shell", {**argument, "cwd": roots[-1]}, note
     elif meaning == "code":
         yield "box", {}, "code runs under lgov run --confine only; open: what it does in the box. Elsewhere: use: allow"

@@ -23,6 +23,7 @@ from lgov_core._util.schema import read_yaml
 from lgov_core.authoring.replay import RecordedAction
 from lgov_core.authoring.rules import (
     COMMANDS,
+    CWD_GUESSED,
     PERSONAL,
     ProposedRule,
     ToolActs,
@@ -65,9 +66,7 @@ def place_candidates(tool: ToolActs, dialects: Sequence[str]) -> Iterator[Iterat
             yield _sql(tool, argument, texts, dialects)
         if argument in COMMANDS:
             options = {"argument": argument, "cwd": "."}
-            yield iter(
-                [rule_of("shell", tool, argument, options, ["commands of the table, in the folder of this file"])]
-            )
+            yield iter([rule_of("shell", tool, argument, options, [f"commands of the table; {CWD_GUESSED}"])])
         if all(map(_URL.match, texts)):
             yield _egress(tool, argument, texts)
         elif argument in PATH_ARGUMENTS and all(map(_LOOKS_LIKE_A_PATH.fullmatch, texts)):
@@ -102,9 +101,11 @@ def _path(tool: ToolActs, argument: str, texts: Counter[str]) -> Iterator[Propos
     if texts.total() == 1 and not os.path.isabs(folder):
         folder = ""
     options: dict[str, Any] = {"argument": argument, "roots": [folder or "."]}
+    notes = [f"{len(texts)} paths"]
     if not os.path.isabs(folder):
         options["cwd"] = "."
-    yield rule_of("path", tool, argument, options, [f"{len(texts)} paths"])
+        notes.append(CWD_GUESSED)
+    yield rule_of("path", tool, argument, options, notes)
 
 
 def _egress(tool: ToolActs, argument: str, texts: Counter[str]) -> Iterator[ProposedRule]:

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from lgov_core.authoring.rules import checkable_schema, meanings, open_places, shut_tools
+from lgov_core.authoring.rules import CWD_GUESSED, checkable_schema, meanings, open_places, shut_tools
 from lgov_core.commands import cli
 from lgov_core.policies import ApprovalPolicy, load_policies, load_policy_file
 from lgov_core.process import offline_start
@@ -100,6 +100,7 @@ def test_arguments_are_held_to_where_they_may_lead(tmp_path: Path, monkeypatch: 
         "run_python: box",
         "refund: approval",
     ]
+    assert (tmp_path / "policy.yaml").read_text().count(CWD_GUESSED) == 2, "of each rule with a folder"
     done = run(tmp_path, "run", "--", "python", "places.py")
     assert done.stdout.count("RAN ") == 6, done.stdout
     lines = done.stdout.splitlines()[-5:]

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from recorded_acts import ActRecord
 
 from lgov_core.authoring import Suggestion, suggest
+from lgov_core.authoring.rules import CWD_GUESSED
 from lgov_core.commands import cli
 from lgov_core.errors import PolicyError
 from lgov_core.governor import Governor
@@ -107,9 +108,11 @@ def test_paths_are_held_to_their_common_folder() -> None:
     record.act("read", {"path": "reports/2026/july.csv"})
     found = suggested(record)
     assert options(found, "path") == [{"argument": "path", "roots": ["reports"], "cwd": "."}]
+    assert f"# {CWD_GUESSED}\n" in found.text
     record = ActRecord()
     record.act("read", {"path": "/srv/desk/a.txt"})
     assert options(suggested(record), "path") == [{"argument": "path", "roots": ["/srv/desk"]}]
+    assert CWD_GUESSED not in suggested(record).text
 
 
 def test_urls_are_held_to_their_hosts_and_optional_ones_too() -> None:
