@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 from lgov_core.errors import PolicyError
 from lgov_core.governor import Governor, ObservedDecision
@@ -28,13 +30,15 @@ from lgov_core.governor.options import APPROVED, SHADOW
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies import dry_run, load_policy_file
 from lgov_core.policies.budgets.counting import NOT_MADE
+from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.trace import semconv
 from lgov_core.trace.canonical import as_object, written_calls
-from lgov_core.transitions.spans import messages_of
+from lgov_core.transitions.spans import ByConversation, SpanTree, messages_of
 from lgov_core.types import (
     ALLOW,
     BLOCKING,
     Action,
+    CapturedCall,
     Decision,
     Effect,
     Kind,
@@ -50,6 +54,7 @@ if TYPE_CHECKING:
     from lgov_core.store import TraceStore
 
 
+_T = TypeVar("_T")
 _TEXTS = ("agent", "text", "user_text", "call_id", "session_id", "rollout_id", "framework")
 _ACTION_KEYS = ("point", "name", "kind", "arguments", "context", *_TEXTS)
 _CASE_KEYS = ("id", *_ACTION_KEYS, "sequence", "expect", "result", "why")
@@ -242,15 +247,14 @@ def replay(governor: Governor, recorded: Iterable[RecordedAction | None]) -> Rep
 
     A set in shadow mode counts as if it were enforced. Nobody is asked for an approval: one that is on record holds again.
     """
-    result = Replay()
-    for act in recorded:
-        if act is None:
-            result.incomplete += 1
-            continue
-        for event in act.events:
-            governor.observe(event)
+    acts = list(recorded)
+    result = Replay(incomplete=acts.count(None))
+
+    def decide(act: RecordedAction) -> Decision:
         decision = governor.decide(act.action.changed(context={**act.action.context, SHADOW: True}))
-        decision = decision.unenforced or decision
+        return decision.unenforced or decision
+
+    for act, decision in in_order(acts, governor.observe, decide):
         if act.approved and decision.rule == "approval-pending":
             decision = decision.changed(
                 effect=Effect.ALLOW, rule=APPROVED, reason="It was approved when it was recorded."
@@ -265,6 +269,34 @@ def replay(governor: Governor, recorded: Iterable[RecordedAction | None]) -> Rep
         if blocked != decision.blocks:
             result.changes.append(Change(act, decision))
     return result
+
+
+def in_order(
+    recorded: Sequence[RecordedAction | None], observe: Callable[[Any], None], judge: Callable[[RecordedAction], _T]
+) -> Iterator[tuple[RecordedAction, _T]]:
+    """Each action with what ``judge`` says of it once ``observe`` had what came before it; None is passed over.
+
+    Both run in a scope as it was then: where a rollout has several sessions, they are conversations that a framework named,
+    and else the one is the program's.
+    """
+    sessions: dict[str | None, set[str | None]] = defaultdict(set)
+    for act in recorded:
+        if act is not None and act.action.session_id is not None:
+            sessions[act.action.rollout_id].add(act.action.session_id)
+
+    def scope_of(action: Action) -> enter_scope:
+        own = sessions[action.rollout_id]
+        return enter_scope(RolloutScope("replayed", session_id=next(iter(own)) if len(own) == 1 else None))
+
+    for act in recorded:
+        if act is None:
+            continue
+        for event in act.events:
+            with scope_of(event.action):
+                observe(event)
+        with scope_of(act.action):
+            judged = judge(act)
+        yield act, judged
 
 
 # ---------------------------------------------------------------------- from an audit record
@@ -330,34 +362,27 @@ def _model_call(rollout_id: str | None, attempt: int | None, session_id: str | N
 
 
 def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
-    """The tool calls in a trace store, each with what the user had said in its rollout's first model call.
+    """The tool calls in a trace store, each with what the user had said in its conversation.
 
     Where a span has no arguments (contents were not recorded), they are those that the captured reply has under its id.
     """
     # What came in from outside is a claim, and no record of what was called or decided.
     spans = sorted((span for span in store.spans() if not span.claimed), key=lambda span: span.started_at)
+    reading = _StoreReading(store, spans)
     running: list[tuple[float, ToolOutcome]] = []
     events: list[ToolOutcome | ObservedDecision] = []
-    judged = (span for span in spans if span.attributes.get(semconv.POINT) == Point.PRE_TOOL_CALL.value)
-    decisions = {_call_key(span): span.attributes for span in judged if span.name == semconv.DECISION_SPAN_NAME}
-    user_texts, written, offered = _said_and_written(store, spans)
-    seen: set[tuple[Any, ...]] = set()
     for span in spans:
         attributes = span.attributes
-        events += _events_before(span, running)
+        events += _events_before(span, reading.session_of(span), running)
         # The sink's own spans carry the status; those of a callback handler describe the same calls once more.
         if attributes.get(semconv.OPERATION) != semconv.EXECUTE_TOOL or semconv.TOOL_STATUS not in attributes:
             continue
-        key = _call_key(span)
-        if key[2] is not None and key in seen:
-            continue
-        seen.add(key)
         recorded = attributes.get(semconv.TOOL_ARGUMENTS)
-        arguments = written.get(key) if recorded is None else _object(recorded)
+        arguments = reading.written_for(span) if recorded is None else _object(recorded)
         if arguments is None:
             yield None
             continue
-        decision: Mapping[str, Any] = decisions.get(key, {}) if key[2] is not None else {}
+        decision, user_text = reading.decision_on(span), reading.user_text(span)
         action = Action(
             Point.PRE_TOOL_CALL,
             str(attributes[semconv.TOOL_NAME]),
@@ -365,11 +390,11 @@ def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
             arguments=arguments,
             agent=_text(attributes.get(semconv.AGENT_NAME)),
             framework=_text(attributes.get(semconv.FRAMEWORK)),
-            session_id=_text(attributes.get(semconv.CONVERSATION_ID)),
+            session_id=reading.session_of(span),
             rollout_id=span.rollout_id,
             attempt=span.attempt,
-            call_id=_text(key[2]),
-            context={"user_text": user_texts[span.rollout_id]} if span.rollout_id in user_texts else {},
+            call_id=_text(attributes.get(semconv.TOOL_CALL_ID)),
+            context={} if user_text is None else {"user_text": user_text},
             operation_id=span.span_id,
         )
         status = _text(attributes.get(semconv.TOOL_STATUS))
@@ -385,73 +410,125 @@ def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
             verdict=decision.get(semconv.DECISION_WOULD) or decision.get(semconv.DECISION_EFFECT),
             status=status,
             approved=decision.get(semconv.DECISION_RULE) == APPROVED,
-            offered=offered.get(span.rollout_id, {}),
+            offered=reading.offered[span.rollout_id],
             verdict_rule=decision.get(semconv.DECISION_RULE),  # in shadow mode that of the effect that was not enforced
             events=before,
         )
 
 
-def _call_key(span: Span) -> tuple[str | None, int | None, Any]:
-    return span.rollout_id, span.attempt, span.attributes.get(semconv.TOOL_CALL_ID)
-
-
-def _events_before(span: Span, running: list[tuple[float, ToolOutcome]]) -> list[ToolOutcome | ObservedDecision]:
+def _events_before(
+    span: Span, session_id: str | None, running: list[tuple[float, ToolOutcome]]
+) -> list[ToolOutcome | ObservedDecision]:
     """The outcomes, taken out of ``running``, of calls that ended before ``span``, and the call of a model that it is."""
     is_model = span.attributes.get(semconv.OPERATION) == semconv.CHAT
     events: list[ToolOutcome | ObservedDecision] = []
     for call in list(running):
         ended_at, outcome = call
         # A program's own loop hands results over in the call of a model: there they end, and are read.
-        is_read = is_model and outcome.action.rollout_id == span.rollout_id and ended_at <= (span.ended_at or 0)
-        if ended_at <= span.started_at or is_read:
+        is_own = (outcome.action.rollout_id, outcome.action.session_id) == (span.rollout_id, session_id)
+        if ended_at <= span.started_at or (is_model and is_own and ended_at <= (span.ended_at or 0)):
             running.remove(call)
             events.append(outcome)
     if is_model:
-        session_id = _text(span.attributes.get(semconv.CONVERSATION_ID))
         events.append(_model_call(span.rollout_id, span.attempt, session_id))
     return events
 
 
-def _said_and_written(
-    store: TraceStore, spans: Sequence[Span]
-) -> tuple[dict[str | None, str], dict[tuple[Any, ...], dict[str, Any] | None], dict[str | None, dict[str, Any]]]:
-    """By rollout what the user said first, by rollout, attempt and tool call the arguments that the model wrote, and by
-    rollout the schemas of the tools that it was offered.
-    """
-    user_texts: dict[str | None, list[str]] = defaultdict(list)
-    offered: dict[str | None, dict[str, Any]] = defaultdict(dict)
-    written: dict[tuple[Any, ...], dict[str, Any] | None] = {}
-    for call in store.calls():
-        for written_call in written_calls(call):
-            key = (call.rollout_id, call.attempt, written_call.call_id)
-            arguments = written.setdefault(key, written_call.arguments)
-            if written_call.call_id is None or arguments != written_call.arguments:
-                written[key] = None  # nothing says which of them was run
-        for tool in call.request.get("tools") or ():
-            function = tool.get("function") if isinstance(tool, Mapping) else None
-            if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-                offered[call.rollout_id][function["name"]] = function.get("parameters")
-        if call.rollout_id in user_texts:
-            continue
-        for message in call.request.get("messages", ()):
-            if message.get("role") == "user" and isinstance(message.get("content"), str):
-                user_texts[call.rollout_id].append(message["content"])
-    opening = {rollout: "\n".join(texts) for rollout, texts in user_texts.items()}
-    for span in spans:
-        if span.attributes.get(semconv.OPERATION) == semconv.CHAT and semconv.INPUT_MESSAGES in span.attributes:
-            opening.setdefault(span.rollout_id, _opening_texts(span.attributes[semconv.INPUT_MESSAGES]))
-    return opening, written, offered
+class _StoreReading:
+    """The spans and captured calls of a store, to say of a tool call what was decided, said and written in its session."""
+
+    def __init__(self, store: TraceStore, spans: Sequence[Span]) -> None:
+        self._tree = SpanTree(spans, [])
+        self._decisions: ByConversation[Mapping[str, Any]] = ByConversation()
+        self._written: ByConversation[dict[str, Any] | None] = ByConversation()
+        self._said: ByConversation[str] = ByConversation()
+        #: By rollout the schemas of the tools that its model was offered.
+        self.offered: dict[str | None, dict[str, Any]] = defaultdict(dict)
+        judged = [span for span in spans if span.name == semconv.DECISION_SPAN_NAME and span.parent_id is not None]
+        self._sessions = {(span.rollout_id, span.attempt, span.parent_id): _session(span) for span in judged}
+        for span in judged:
+            if span.attributes.get(semconv.POINT) == Point.PRE_TOOL_CALL.value:
+                for name in {span.parent_id, _text(span.attributes.get(semconv.TOOL_CALL_ID))}:
+                    self._decisions.add(*self._place(span, name), span.started_at, span.attributes)
+        self._take_calls(store.calls(), {_text(span.attributes.get(semconv.RESPONSE_ID)): span for span in spans})
+        self._take_texts(span for span in spans if span.attributes.get(semconv.OPERATION) == semconv.CHAT)
+
+    def session_of(self, span: Span) -> str | None:
+        """The session that a span names, or a decision about it, or the nearest span around it."""
+        decided = self._sessions.get((span.rollout_id, span.attempt, span.span_id))
+        return _session(span) or decided or _text(self._tree.nearest(span, semconv.CONVERSATION_ID))
+
+    def _place(self, span: Span, name: Any) -> tuple[tuple[Any, ...], str | None]:
+        return (span.rollout_id, span.attempt, name), self.session_of(span)
+
+    def decision_on(self, span: Span) -> Mapping[str, Any]:
+        """The attributes of the decision on a tool call, the last before it ended; empty where none is recorded."""
+        ids = (span.span_id, _text(span.attributes.get(semconv.TOOL_CALL_ID)))
+        end = span.ended_at or span.started_at
+        found = (self._decisions.find(*self._place(span, name), end) for name in ids if name is not None)
+        return next(filter(None, found), {})
+
+    def written_for(self, span: Span) -> dict[str, Any] | None:
+        """The arguments that the model wrote for a tool call; None where nothing says which of several was run."""
+        call_id = _text(span.attributes.get(semconv.TOOL_CALL_ID))
+        written = self._written.known(*self._place(span, call_id)) if call_id is not None else []
+        return written[0] if written and all(arguments == written[0] for arguments in written) else None
+
+    def user_text(self, span: Span) -> str | None:
+        """The texts that the user had said before a tool call, one a line; None where none is recorded."""
+        texts = self._said.known((span.rollout_id,), self.session_of(span), span.started_at)
+        return "\n".join(dict.fromkeys(texts)) if texts else None
+
+    def _take_calls(self, calls: Iterable[CapturedCall], by_response: Mapping[str | None, Span]) -> None:
+        """Takes what was offered and written, and what the user said in the first call of a session."""
+        begun: set[tuple[str | None, str | None]] = set()
+        for call in calls:
+            span = by_response.get(call.response_id)
+            session_id = None if span is None else self.session_of(span)
+            for written in written_calls(call):
+                key = (call.rollout_id, call.attempt, written.call_id)
+                self._written.add(key, session_id, call.started_at, written.arguments)
+            for tool in call.request.get("tools") or ():
+                function = tool.get("function") if isinstance(tool, Mapping) else None
+                if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+                    self.offered[call.rollout_id][function["name"]] = function.get("parameters")
+            if (call.rollout_id, session_id) in begun:
+                continue
+            for message in call.request.get("messages", ()):
+                if message.get("role") == "user" and isinstance(message.get("content"), str):
+                    begun.add((call.rollout_id, session_id))
+                    self._said.add((call.rollout_id,), session_id, -math.inf, message["content"])
+
+    def _take_texts(self, chats: Iterable[Span]) -> None:
+        """Takes what the user said: before the first reply, and newly in the first call of each outermost agent run."""
+        begun: set[tuple[str | None, str | None]] = set()
+        runs: set[str] = set()
+        for span in chats:
+            if semconv.INPUT_MESSAGES not in span.attributes:
+                continue
+            above = [span]
+            while (parent := self._tree.above(above[-1])) is not None:
+                above.append(parent)
+            run = next((at for at in above[::-1] if at.attributes.get(semconv.OPERATION) == semconv.INVOKE_AGENT), span)
+            place = span.rollout_id, self.session_of(span)
+            messages = messages_of(span.attributes[semconv.INPUT_MESSAGES]).get("messages", [])
+            texts = list(_user_texts(messages)) if place not in begun else []
+            texts += [] if run.span_id in runs else list(_user_texts(messages[::-1]))[::-1]
+            begun.add(place)
+            runs.add(run.span_id)
+            for text in texts:
+                self._said.add((span.rollout_id,), place[1], span.started_at, text)
 
 
-def _opening_texts(messages: Any) -> str:
-    """The user's texts, one a line, before the model's first reply in the messages of a span."""
-    texts: list[str] = []
-    for message in messages_of(messages).get("messages", ()):
-        if message.get("role") == "assistant":
-            break
+def _session(span: Span) -> str | None:
+    return _text(span.attributes.get(semconv.CONVERSATION_ID))
+
+
+def _user_texts(messages: Iterable[Any]) -> Iterator[str]:
+    """The user's texts among ``messages`` up to a reply of the model."""
+    for message in takewhile(lambda message: message.get("role") != "assistant", messages):
         if message.get("role") == "user" and isinstance(message.get("content"), str):
-            texts.append(message["content"])
-    return "\n".join(texts)
+            yield message["content"]
 
 
 def _text(value: Any) -> str | None:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from lgov_core._util.schema import read_yaml
-from lgov_core.authoring.replay import RecordedAction
+from lgov_core.authoring.replay import RecordedAction, in_order
 from lgov_core.authoring.rules import (
     COMMANDS,
     CWD_GUESSED,
@@ -201,16 +201,13 @@ def flow_rules(tools: Sequence[ToolActs], every: Sequence[RecordedAction]) -> It
         yield [_flow_rule("names and numbers", _NAMES, arguments, named, limits, pointed=way) for way in (True, False)]
 
 
-def _traced(every: Iterable[RecordedAction]) -> Iterator[tuple[RecordedAction, Sequence[ValueSource]]]:
+def _traced(every: Sequence[RecordedAction]) -> Iterator[tuple[RecordedAction, Sequence[ValueSource]]]:
     """Each recorded call with where its values came from; without, if it was not needed."""
     trace = FlowPolicy(allow="*")
-    for act in every:
-        for event in act.events:
-            trace.observe(event)
-        yield act, trace.sources(act.action) if is_needed(act) else ()
+    return in_order(every, trace.observe, lambda act: trace.sources(act.action) if is_needed(act) else ())
 
 
-def _arguments_of(every: Iterable[RecordedAction]) -> tuple[dict[str, _Argument], dict[str, None]]:
+def _arguments_of(every: Sequence[RecordedAction]) -> tuple[dict[str, _Argument], dict[str, None]]:
     """The record of each argument, and the names of the fields of results."""
     arguments, named = dict[str, _Argument](), dict[str, None]()
     for act, sources in _traced(every):
@@ -301,13 +298,10 @@ def _has_user(action: Action) -> bool:
     return bool(action.context.get("user_text"))
 
 
-def _replayed(text: str, folder: Path, every: Iterable[RecordedAction]) -> Iterator[Judged]:
+def _replayed(text: str, folder: Path, every: Sequence[RecordedAction]) -> Iterator[Judged]:
     """Each recorded call with what a policy decides now, in order, as `lgov_core.authoring.replay.replay` has it."""
     with closing(Governor(load(text, folder), manager=make_plugin_manager(builtin=(), third_party=False))) as governor:
-        for act in every:
-            for event in act.events:
-                governor.observe(event)
-            yield act, governor.decide(act.action)
+        yield from in_order(every, governor.observe, lambda act: governor.decide(act.action))
 
 
 def _holds_in_order(

@@ -7,9 +7,11 @@ attribute that is not of its kind is None, and never something like it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import insort
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from lgov_core._util.json_text import token_ids
 from lgov_core.errors import SpanFileError, TraceError
@@ -192,6 +194,41 @@ def _of_interest(span: Span) -> bool:
 def _text(span: Span) -> str:
     """An order of spans that depends on nothing but what they say."""
     return repr((span.started_at, span.ended_at, span.name, span.parent_id, sorted(span.attributes.items(), key=repr)))
+
+
+_T = TypeVar("_T")
+
+
+class ByConversation(Generic[_T]):
+    """Values by name, conversation and time: models write the ids of tool calls anew in each conversation (``call_0``).
+
+    Those of the same conversation are found. Where nothing is known of the conversation, those of a single one may be meant.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[Hashable, dict[str | None, list[tuple[float, int, _T]]]] = defaultdict(dict)
+        self._conversations: set[str | None] = set()
+        self._count = 0
+
+    def __contains__(self, name: Hashable) -> bool:
+        return name in self._values
+
+    def add(self, name: Hashable, conversation: str | None, at: float, value: _T) -> None:
+        """Adds a value."""
+        self._count += 1
+        self._conversations.add(conversation)
+        insort(self._values[name].setdefault(conversation, []), (at, self._count, value))
+
+    def known(self, name: Hashable, conversation: str | None, at: float = math.inf) -> list[_T]:
+        """The values of that name and conversation until then, in the order of time."""
+        of_name = self._values.get(name, {})
+        if conversation not in self._conversations and len(of_name) == 1:
+            (conversation,) = of_name
+        return [value for since, _, value in of_name.get(conversation, ()) if since <= at]
+
+    def find(self, name: Hashable, conversation: str | None, at: float) -> _T | None:
+        """The last value until then, or else the first after it."""
+        return next(iter(self.known(name, conversation, at)[-1:] or self.known(name, conversation)), None)
 
 
 #: Prompt ids, response ids and logprobs.

@@ -1,8 +1,9 @@
 """Puts an attempt together from a trace store.
 
 Everything is joined by id: a tool call to the model call that proposed it, a decision and a reward to the call they
-name, a call to the agent run whose span it is inside of. Rows that name no known call are listed apart, never attached to the
-nearest one. A model call comes from the endpoint's record or, without an endpoint, from the span of an adapter.
+name, a call to the agent run whose span it is inside of. An id that models write again is that of the call in the same
+conversation (`ByConversation`). Rows that name no known call are listed apart, never attached to the nearest one. A model call
+comes from the endpoint's record or, without an endpoint, from the span of an adapter.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from lgov_core.trace import semconv
 from lgov_core.trace.canonical import as_object, canonical
 from lgov_core.trace.rollout_spans import attempt_of
 from lgov_core.transitions.calls import RecordedConversations
+from lgov_core.transitions.spans import ByConversation
 from lgov_core.types import BLOCKING, Attempt, CapturedCall, JSONValue, Reward, Rollout, Span
 from lgov_core.views.attempt_view import (
     AttemptView,
@@ -32,6 +34,8 @@ from lgov_core.views.attempt_view import (
 from lgov_core.views.conversations import AgentTree, AttemptConversations
 
 _Rows = tuple[Sequence[CapturedCall], Sequence[Span], Sequence[Reward]]
+#: A tool call: the place of the step that proposed it and its id; or None, its conversation, and its id or that of its span.
+_Call = tuple[int | None, str, str]
 
 
 class NotRecorded(StoreError):
@@ -97,77 +101,80 @@ class _AttemptBuilder:
                 self.of_response[reward.response_id].append(reward)
             else:
                 self.own.append(reward)
-        self.decisions: dict[str | None, list[RecordedDecision]] = defaultdict(list)
-        self.tools: dict[str, Span] = {}
-        self.claims: dict[str, Span] = {}
         self.chats: list[Span] = []
+        self.decisions: list[Span] = []
+        self.tools: list[Span] = []
         captured = {call.response_id for call in self.calls}
         own = [span for span in spans if span.attempt in (number, None)]
         self.tree = AgentTree(own)
         # `lgov run` records the command: nobody has said where a run of the agent in it begins
         self.conversations = AttemptConversations(self.tree, apart=set(rollout.input) == {"command"})
-        #: The spans of the decisions that no tool call has.
-        self.undirected: list[Span] = []
-        #: Tool calls that no model proposed as such, by span: AutoGen's runs of code.
-        self.unproposed = {
-            span.span_id
-            for span in own
-            if semconv.TOOL_STATUS in span.attributes and semconv.TOOL_CALL_ID not in span.attributes
-        }
+        #: By step the tool calls that its reply proposes, and the places of the steps by the ids of those.
+        self.proposed: list[list[Mapping[str, Any]]] = []
+        self.proposals: ByConversation[int] = ByConversation()
+        #: Ids that several replies use: which of the calls a reward means is unknown.
+        self.repeated: set[str] = set()
         for span in own:
             if span.claimed:
                 self._add_claim(canonical(span))
-                continue
-            tool_call = cast("str | None", span.attributes.get(semconv.TOOL_CALL_ID))
-            if span.name == semconv.DECISION_SPAN_NAME:
-                of_tool = tool_call or (span.parent_id if span.parent_id in self.unproposed else None)
-                self.decisions[of_tool].append(_decision(span, self.tree))
-                self.undirected += [span] if of_tool is None else []
+            elif span.name == semconv.DECISION_SPAN_NAME:
+                self.decisions.append(span)
             elif span.attributes.get(semconv.TOOL_STATUS) is not None:
-                self.tools[tool_call or span.span_id] = span
+                self.tools.append(span)
             elif _is_model_call(span) and span.attributes.get(semconv.RESPONSE_ID) not in captured:
                 self.chats.append(span)
-
-        for call_id, span in self.claims.items():
-            self.tools.setdefault(call_id, span)
+        self.by_span = {span.span_id: span for span in self.tools if not span.claimed}
 
     def _add_claim(self, span: Span) -> None:
         """Keeps a tool call reported from outside, to show where nothing was recorded here; reported decisions are ignored."""
-        tool_call = span.attributes.get(semconv.TOOL_CALL_ID)
         if span.attributes.get(semconv.OPERATION) == semconv.EXECUTE_TOOL or semconv.TOOL_STATUS in span.attributes:
-            self.claims.setdefault(str(tool_call or span.span_id), span)
+            self.tools.append(span)
 
-    def _name(self, call_id: str) -> str:
-        if (span := self.tools.get(call_id)) is not None:
-            return _first(span.attributes, semconv.TOOL_NAME)
-        return next((decision.action for decision in self.decisions.get(call_id, ())), "")
+    def _call_of(self, span: Span) -> _Call | None:
+        """The tool call that a span is of; None for a decision that no tool call has."""
+        call_id = _text(span.attributes.get(semconv.TOOL_CALL_ID))
+        if span.name == semconv.DECISION_SPAN_NAME:
+            tool = self.by_span.get(span.parent_id or "")
+            if tool is not None and tool.span_id != call_id == tool.attributes.get(semconv.TOOL_CALL_ID):
+                return self._call_of(tool)
+            if call_id is None:
+                return None
+        if call_id is None:
+            return None, "", span.span_id  # no model proposed it as such: AutoGen's runs of code
+        conversation = self.conversations.of_decision(span, None)
+        if (step := self.proposals.find(call_id, conversation, span.started_at)) is not None:
+            return step, "", call_id
+        return None, conversation, call_id if span.name == semconv.DECISION_SPAN_NAME else span.span_id
 
     def build(self) -> AttemptView:
         """Takes every row once; rows that no step took are listed apart."""
         model_calls: list[CapturedCall | Span] = [*self.calls, *self.chats]
         if self.chats:  # without them, the calls keep their recorded order
             model_calls.sort(key=lambda call: call.started_at)
-        steps = tuple(
+        steps = [
             self._step(turn, model_call)
             if isinstance(model_call, CapturedCall)
             else self._step_of_span(turn, model_call)
             for turn, model_call in enumerate(model_calls, start=1)
-        )
-        loose_ids = list(dict.fromkeys([*self.tools, *(call_id for call_id in self.decisions if call_id is not None)]))
-        following: dict[int, list[ToolStep]] = defaultdict(list)
+        ]
+        self._join()
+        proposed = [
+            [self._tool((at, "", str(call.get("id", ""))), *_named(call)) for call in calls]
+            for at, calls in enumerate(self.proposed)
+        ]
         loose_tools: list[ToolStep] = []
-        for tool in [self._tool(call_id, self._name(call_id), "") for call_id in loose_ids]:
+        for call in list(dict.fromkeys([*self.span_of, *self.decisions_of])):
+            span = self.span_of.get(call)
+            name = self.decisions_of[call][0].action if span is None else _first(span.attributes, semconv.TOOL_NAME)
+            tool, is_proposed = self._tool(call, name, ""), span is None or semconv.TOOL_CALL_ID in span.attributes
             before = [
                 at for at, step in enumerate(steps) if (step.ended_at or math.inf) <= (tool.started_at or -math.inf)
             ]
-            (following[before[-1]] if before and tool.call_id in self.unproposed else loose_tools).append(tool)
-        for tools in following.values():
-            tools.sort(key=lambda tool: tool.started_at or 0.0)
-        steps = tuple(replace(step, tools=(*step.tools, *following[at])) for at, step in enumerate(steps))
+            (proposed[before[-1]] if before and not is_proposed else loose_tools).append(tool)
+        steps = [replace(step, tools=tuple(tools)) for step, tools in zip(steps, proposed, strict=True)]
         loose_rewards = [
             reward for rewards in (*self.of_tool.values(), *self.of_response.values()) for reward in rewards
         ]
-        loose = zip(self.decisions.pop(None, ()), self.undirected, strict=True)
         rollout, attempt = self.rollout, self.attempt
         return AttemptView(
             rollout_id=rollout.rollout_id,
@@ -179,11 +186,13 @@ class _AttemptBuilder:
             outcome=attempt.outcome,
             error=attempt.error,
             result=attempt.result,
-            steps=steps,
+            steps=tuple(steps),
             loose_tools=tuple(loose_tools),
             decisions=tuple(
                 replace(decision, conversation=self.conversations.of_decision(span, decision.response_id))
-                for decision, span in loose
+                for span in self.decisions
+                if self._call_of(span) is None
+                for decision in [_decision(span, self.tree)]
             ),
             rewards=_lines(self.own),
             loose_rewards=_lines(loose_rewards),
@@ -204,12 +213,12 @@ class _AttemptBuilder:
             finish_reason=call.finish_reason,
             seen=_new_messages(messages),
             wrote=_content(message.get("content")),
-            tools=self._tools(_mappings(message.get("tool_calls"))),
+            tools=(),
             rewards=_lines(self._take(call)),
             choice=call.choice,
             agent=call.agent,
             agent_span=self.tree.run_of_call(call.response_id, call.agent),
-            conversation=self.conversations.of_call(turn, call, call.response_id, messages, message),
+            conversation=self._conversation(turn, call, call.response_id, messages, message),
             started_at=call.started_at,
             ended_at=call.ended_at,
         )
@@ -251,23 +260,48 @@ class _AttemptBuilder:
             finish_reason=_first(attributes, semconv.ERROR_TYPE) or reason,
             seen=_new_messages(messages),
             wrote=_content(message.get("content")),
-            tools=self._tools(_mappings(message.get("tool_calls"))),
+            tools=(),
             rewards=_lines(self.of_response.pop(response_id, ())) if response_id else (),
             captured=False,
             agent=_first(attributes, semconv.AGENT_NAME) or None,
             agent_span=self.tree.run_of(span),
-            conversation=self.conversations.of_call(turn, span, response_id or span.span_id, messages, message),
+            conversation=self._conversation(turn, span, response_id or span.span_id, messages, message),
             started_at=span.started_at,
             ended_at=span.ended_at,
         )
 
-    def _tools(self, proposed: Iterable[Mapping[str, Any]]) -> tuple[ToolStep, ...]:
-        return tuple(self._tool(str(call.get("id", "")), *_named(call)) for call in proposed)
+    def _conversation(
+        self,
+        turn: int,
+        call: CapturedCall | Span,
+        response_id: str,
+        messages: Sequence[Mapping[str, Any]],
+        reply: Mapping[str, Any],
+    ) -> str:
+        """The conversation of a step, whose proposals it keeps."""
+        conversation = self.conversations.of_call(turn, call, response_id, messages, reply)
+        self.proposed.append(_mappings(reply.get("tool_calls")))
+        for call_id in {str(proposal.get("id", "")) for proposal in self.proposed[-1]}:
+            self.repeated |= {call_id} if call_id in self.proposals else set()
+            self.proposals.add(call_id, conversation, call.started_at, turn - 1)
+        return conversation
 
-    def _tool(self, call_id: str, name: str, arguments: str) -> ToolStep:
-        span = self.tools.pop(call_id, None)
+    def _join(self) -> None:
+        """Finds by tool call its span and its decisions; a claim only where nothing was recorded here."""
+        self.span_of: dict[_Call, Span] = {}
+        self.decisions_of: dict[_Call, list[RecordedDecision]] = defaultdict(list)
+        for span in sorted(self.tools, key=lambda span: (span.claimed, span.started_at)):
+            call = self._call_of(span)
+            if call is not None and not (span.claimed and call in self.span_of):
+                self.span_of[call] = span
+        for span in self.decisions:
+            if (call := self._call_of(span)) is not None:
+                self.decisions_of[call].append(_decision(span, self.tree))
+
+    def _tool(self, call: _Call, name: str, arguments: str) -> ToolStep:
+        span, decisions = self.span_of.pop(call, None), tuple(self.decisions_of.pop(call, ()))
         attributes: Mapping[str, JSONValue] = {} if span is None else span.attributes
-        decisions = tuple(self.decisions.pop(call_id, ()))
+        call_id = _first(attributes, semconv.TOOL_CALL_ID) or call[2]
         judged = next((decision.about for decision in decisions if decision.about), "")
         return ToolStep(
             call_id=call_id,
@@ -277,7 +311,7 @@ class _AttemptBuilder:
             status=_status(span),
             result=_text(attributes.get(semconv.TOOL_RESULT)),
             error=_first(attributes, semconv.ERROR_MESSAGE, semconv.ERROR_TYPE) or None,
-            rewards=_lines(self.of_tool.pop(call_id, ())),
+            rewards=_lines(() if call_id in self.repeated else self.of_tool.pop(call_id, ())),
             claimed=span is not None and span.claimed,
             kind=_first(attributes, semconv.TOOL_TYPE),
             started_at=None if span is None else span.started_at,
