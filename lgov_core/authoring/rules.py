@@ -279,7 +279,7 @@ HOLDING: Final[Mapping[str, tuple[str, ...]]] = {
     "sql": ("sql",),
     "command": ("shell", "box"),
     "code": ("box", "shell"),
-    "final": ("approval", "provenance"),
+    "final": ("approval", "flow"),
 }
 
 
@@ -443,7 +443,7 @@ def open_places(rules: Iterable[Rule]) -> list[str]:
             tools.setdefault(tool, (made_with.get("schemas") or {}).get(tool))
     sentences: list[str] = []
     for tool, schema in tools.items():
-        holding = {type(rule.policy) for rule in rules if matches_any(tool, rule.tools)}
+        holding = {kind for rule in rules if matches_any(tool, rule.tools) for kind in type(rule.policy).__mro__}
         for meaning, arguments in meanings(tool, "function", schema).items():
             if DenyPolicy not in holding and not holding.intersection(
                 BUILTIN_POLICIES[use] for use in HOLDING[meaning]

@@ -289,6 +289,17 @@ def test_check_names_what_rules_leave_open(tmp_path: Path) -> None:
     assert open_places(load_policies({"version": 1, "rules": rules}).rules) == expected[1:]
 
 
+@pytest.mark.parametrize("use", ["flow", "provenance", "approval"])
+def test_a_rule_about_where_a_value_comes_from_covers_what_cannot_be_undone(use: str) -> None:
+    tool = {"allow": ["send_mail"], "schemas": {"send_mail": schema_with(to="string")}}
+    rules: list[Any] = [{"use": "tool", "with": tool}]
+    (sentence,) = open_places(load_policies({"version": 1, "rules": rules}).rules)
+    assert sentence == "send_mail does what cannot be undone (to) and no approval or flow rule covers it"
+    options = {"approval": {}, "flow": {"argument": "to"}, "provenance": {"arguments": ["to"]}}[use]
+    rules.append({"use": use, "tools": ["send_mail"], "with": options})
+    assert open_places(load_policies({"version": 1, "rules": rules}).rules) == []
+
+
 def test_check_names_tools_that_one_rule_permits_and_another_denies(tmp_path: Path) -> None:
     files = {"name": "files", "use": "path", "tools": ["read_file", "list_*"], "with": {"roots": ["."], "cwd": "."}}
     known: dict[str, Any] = {"name": "known", "use": "tool", "with": {"allow": ["say"]}}
