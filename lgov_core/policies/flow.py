@@ -387,7 +387,7 @@ class FlowPolicy(BoundedPolicy):
                 may_ask = may_ask and any(self._asked.name(label, origin) for label, origin, _ in sources)
         origins = {name[:_MOST_NAME]: [*names][:_MOST] for name, names in [*came.items()][:_MOST_ARGUMENTS]}
         if refused:
-            return self._refusal(*refused[0], texts).changed(sources=origins), may_ask
+            return self._refusal(action, *refused[0], texts).changed(sources=origins), may_ask
         for (text, argument), forms in taken.items():
             if not forms <= text.endorsed.get((action.name, argument), forms):
                 reason = f"{_place(argument)} was already taken from {text.origin[:80]}, as another value. Ask the user for it"
@@ -412,7 +412,7 @@ class FlowPolicy(BoundedPolicy):
         forgotten = "Results were forgotten that may not be told here. Ask the user to begin anew."
         return self.deny(f"{self.slug}-discloses", forgotten) if texts.lost else None
 
-    def _refusal(self, value: UsedValue, names: Sequence[str], texts: KnownTexts) -> Decision:
+    def _refusal(self, action: Action, value: UsedValue, names: Sequence[str], texts: KnownTexts) -> Decision:
         where = f"The {value.kind} in {_place(value.argument)}"
         if not (texts.user_texts or any(conversation.results for conversation in texts.conversations)):
             return self.deny(
@@ -425,9 +425,10 @@ class FlowPolicy(BoundedPolicy):
             reason = f"{where} was not given by the user. Use only addresses the user has named, or ask them"
         else:
             listed = ", ".join(list(dict.fromkeys(names))[:_MOST])[:200]
-            came = f"comes from {listed}" if names else "is in no text that was read"
+            came = f"comes from {listed}" if names else "is in no text that counts"
             reason = f"{where} {came}. Here it must come from: {', '.join(allowed)[:200]}. Otherwise ask the user"
-        return self.deny(f"{self.slug}-unsaid", reason)
+        late = ". Of the user's messages only those before the first reply count here"
+        return self.deny(f"{self.slug}-unsaid", reason + late * (action.framework == "endpoint"))
 
 
 class _Asks(ApprovalPolicy):

@@ -58,7 +58,22 @@ def test_a_value_out_of_a_strangers_text_is_denied_and_the_models_own_is_not() -
     assert (denied.blocks, denied.rule) == (True, "flow-unsaid")
     assert "read_file" in denied.reason
     assert "DE89" not in denied.reason
-    assert not rollout.may(recipient="GB29NWBK60161331926819"), "an address that nobody named"
+    unnamed = rollout.calls(recipient="GB29NWBK60161331926819")
+    assert unnamed.reason.startswith("The account in recipient is in no text that counts. ")
+
+
+def test_at_the_endpoint_a_denial_says_which_of_the_users_messages_count() -> None:
+    policy = FlowPolicy(allow=["user"], deny="*")
+    call = {"arguments": {"to": "ann@firma.de"}, "rollout_id": "r", "context": {"user_text": ["Hello"]}}
+    of_adapter, of_endpoint = (
+        policy.judge(Action(Point.PRE_TOOL_CALL, "mail", framework=framework, **call))
+        for framework in ("langchain", "endpoint")
+    )
+    assert of_adapter is not None
+    assert of_endpoint is not None
+    assert of_endpoint.rule == "flow-unsaid"
+    late = ". Of the user's messages only those before the first reply count here"
+    assert of_endpoint.reason == of_adapter.reason + late
 
 
 def test_what_the_user_a_trusted_tool_or_the_system_says_may_be_used() -> None:
