@@ -136,7 +136,7 @@ def _write(requests: Sequence[ApprovalRequest], as_json: bool) -> None:
         write_table(columns, (_row(request, requests) for request in requests))
         for request in requests:  # texts that would break the columns
             inquiry = request.inquiry
-            texts = {"": inquiry.question, "for ": ", ".join(inquiry.requesters), "the user: ": inquiry.user_text}
+            texts = {"": inquiry.question, "for ": request.requester, "the user: ": inquiry.user_text}
             about = " | ".join(f"{what}{text}" for what, text in texts.items() if text)
             if about and request.state == "pending":
                 click.echo(printable(f"{_shown_id(request, requests)}: {about}"))

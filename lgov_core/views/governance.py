@@ -300,6 +300,7 @@ def _request_item(file: Path, request: ApprovalRequest) -> dict[str, Any]:
         **{name: request.content.get(name) for name in ("agent", "point", "kind")},
         **{name: getattr(request.inquiry, name) for name in ("rule", "question", "user_text", "approvers", "by")},
         "answers": [asdict(answer) for answer in request.answers],
+        "requester": request.requester,
         "rollout_id": request.rollout_id,
         "waits_until": request.wait_ends if (request.waits_until or 0.0) > time.time() else None,
         "named": canonical_json(request.arguments),

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -118,7 +119,22 @@ def test_what_is_asked_stands_beside_the_call(run: Run, tmp_path: Path) -> None:
     governor = Governor(load_policy_file(tmp_path / "policy.yaml"))
     scope = {"rollout_id": "r1", "session_id": "s1"}
     governor.decide(Action(Point.PRE_TOOL_CALL, "pay", arguments=PAY, context={"user_text": ["Pay the bill"]}, **scope))
-    assert re.search(": Is it the right bill . for s1, .+ . the user: Pay the bill\n", run("approvals.db").stdout)
+    assert ": Is it the right bill | for s1 | the user: Pay the bill\n" in run("approvals.db").stdout
+
+
+@pytest.mark.parametrize(
+    ("of", "words"),
+    [
+        ({"context": {"user": "ada"}, "session_id": "x"}, "user ada"),
+        ({"session_id": "ada/x"}, "conversation ada/x"),
+        ({"framework": "endpoint"}, "rollout ada"),
+    ],
+)
+def test_the_list_says_for_whom_a_call_is_made(run: Run, tmp_path: Path, of: dict[str, Any], words: str) -> None:
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    governor = Governor(load_policy_file(tmp_path / "policy.yaml"))
+    governor.decide(Action(Point.PRE_TOOL_CALL, "pay", arguments=PAY, rollout_id="ada", **of))
+    assert f"asks to run pay. | for {words}\n" in run("approvals.db").stdout
 
 
 def test_nobody_answers_anonymously(run: Run, governor: Governor) -> None:

@@ -70,7 +70,15 @@ def test_nobody_else_is_the_second_person(tmp_path: Path, who: str, why: str) ->
     assert [one.by for one in only_pending(policy).answers] == ["ada"]
 
 
-@pytest.mark.parametrize("requester", [{"context": {"user": "Ada"}}, {"session_id": "ada"}])
+@pytest.mark.parametrize(
+    "requester",
+    [
+        {"context": {"user": "Ada"}},
+        {"session_id": "ada"},
+        {"session_id": "ada/refunds"},  # a conversation named after its user
+        {"rollout_id": "ada", "framework": "endpoint"},  # the owner of the key
+    ],
+)
 def test_the_requester_cannot_approve(tmp_path: Path, requester: dict[str, object]) -> None:
     policy, keys = four_eyes(tmp_path / "approvals.db", per="global")
     policy.judge(pay())

@@ -159,6 +159,7 @@ def test_two_people_in_two_browsers_approve_one_call_and_the_requester_cannot(
         expect(card.get_by_role("heading", name="Pay 7 euros?")).to_be_visible()
         expect(card).to_have_count(1)
         expect(card).to_contain_text("the user's request")
+        expect(card).to_contain_text("user tom")
         expect(first.get_by_label("Your name")).to_have_value("ada")
         expect(first.get_by_role("link", name="ro_mixed0")).to_be_visible()
         requester.get_by_role("button", name="Approve").click()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import json
 from collections.abc import Iterator
@@ -136,7 +137,7 @@ def test_an_approver_answers_by_http_with_a_key_and_no_session(served: Opened, d
     ada = {"authorization": f"Bearer {keys['ada']}"}
     assert httpx.get(url).status_code == 401
     (item,) = httpx.get(url, headers=ada).json()["items"]
-    assert (item["rule"], item["question"]) == ("wires", "desk asks to run wire.")
+    assert (item["rule"], item["question"], item["requester"]) == ("wires", "desk asks to run wire.", getpass.getuser())
     body["digest"] = item["digest"]
     assert httpx.post(f"{url}/{item['id']}", json=body).status_code == 401
     mallory = {"authorization": f"Bearer {keys['mallory']}"}

@@ -108,7 +108,7 @@ class ApprovalPolicy(StoredPolicy):
     ``question`` is what the person reads first, with ``$name`` for the value of an argument. ``approvers`` is how many
     people have to approve, ``by`` the names of those who may answer, and of ``teams``; both take approvers with keys
     (`ApprovalRequests.add_approver`). A person cannot answer with a key for a call of their own: the ``user`` of the
-    action's context, its session, or the operating system's user who runs the program.
+    action's context, its session or whose it is (``NAME/...``), its rollout, or who runs the program.
 
     With ``via: framework`` LangGraph and the OpenAI Agents SDK carry the question, and no call waits: the run pauses with
     an interrupt or an interruption. An answer that comes back with the resumed run counts, and so does an answer in the
@@ -215,14 +215,13 @@ class ApprovalPolicy(StoredPolicy):
 
     def _inquiry(self, action: Action) -> Inquiry:
         """The circumstances of the call, for the person who is asked about it."""
-        user, session = action.context.get("user"), None if _number(action) else action.session_id
         names = {name: str(value) for name, value in action.arguments.items()}
         usual = f"{action.agent or 'The agent'} asks to run {action.name}."
         return replace(
             self._answered_by,
             question=Template(self._question).safe_substitute(names)[:_SHOWN] if self._question else usual,
             user_text=self._texts.request_of(action)[:_SHOWN],
-            requesters=tuple(name for name in (user, session, os_user()) if isinstance(name, str) and name),
+            requesters=_requesters(action),
             carried=str(action.context[CARRIED]) if self._is_carried(action) else "",
         )
 
@@ -417,16 +416,31 @@ def _number(action: Action) -> int:
     return 0 if scope is not None and scope.session_id else action.context.get(UNNAMED, 0)
 
 
+def _requesters(action: Action) -> tuple[str, ...]:
+    """Everyone for whom a call is made: its user, its session and whose that is (``NAME/...``), its rollout and, last, who runs
+    the program. At the endpoint a rollout is the owner of the key.
+    """
+    user, session = action.context.get("user"), "" if _number(action) else action.session_id or ""
+    names = (user, session, session.partition("/")[0], _own_rollout(action), os_user())
+    return tuple(dict.fromkeys(name for name in names if isinstance(name, str) and name))
+
+
 def _requester(action: Action) -> str:
     """The user, session, or rollout that the program entered, for whom a call is made; empty where it names none."""
-    user, scope = action.context.get("user"), current_scope()
+    user = action.context.get("user")
     if isinstance(user, str) and user:
         return f"user {user}"
-    of_process = scope is not None and scope.of_process and scope.rollout_id == action.rollout_id
     names = [f"session {count_key(action, 'session')}"] if action.session_id else []
-    if (not names or _number(action)) and not of_process and action.rollout_id:
-        names.append(f"rollout {count_key(action, 'rollout')}")
+    if (not names or _number(action)) and (rollout := _own_rollout(action)):
+        names.append(f"rollout {rollout}")
     return ", ".join(names)
+
+
+def _own_rollout(action: Action) -> str:
+    """The rollout that the program or a key entered; empty where it is a process as a whole."""
+    scope = current_scope()
+    of_process = scope is not None and scope.of_process and scope.rollout_id == action.rollout_id
+    return "" if of_process else count_key(action, "rollout")
 
 
 def _answer_of(approver: Any, request: ApprovalRequest, timeout_s: float) -> object:

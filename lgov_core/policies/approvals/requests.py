@@ -120,6 +120,13 @@ class ApprovalRequest:
         return self.content["arguments"]
 
     @property
+    def requester(self) -> str:
+        """For whom it was asked first, in words: ``user ada``, ``conversation ada/x``, or a name."""
+        kind, _, name = str(self.content.get("scope", {}).get("requester", "")).partition(" ")
+        words = f"{'conversation' if kind == 'session' else kind} {name}"
+        return words if name else next(iter(self.inquiry.requesters), "")
+
+    @property
     def answered(self) -> str:
         """Which request was answered, and when last, as it stands on the record."""
         return f"request {self.request_id}, {utc(self.answered_at or 0.0)}"
@@ -404,7 +411,7 @@ class ApprovalRequests(SharedDatabase):
 def described(request: ApprovalRequest, path: Path | None, waits_s: float) -> dict[str, Any]:
     """A request in the file at ``path`` as a notice has it; ``waits_s`` is how long its call waits for the answer."""
     inquiry, ends, agent = request.inquiry, request.wait_ends if waits_s > 0 else None, request.content.get("agent")
-    fields = ("request_id", "digest", "name", "arguments", "rollout_id", "asked_at", "until")
+    fields = ("request_id", "digest", "name", "arguments", "requester", "rollout_id", "asked_at", "until")
     about: dict[str, Any] = {"waits_until": ends, "agent": agent, **{name: getattr(request, name) for name in fields}}
     about |= {name: getattr(inquiry, name) for name in ("rule", "question", "user_text", "approvers", "by")}
     if path is not None:

@@ -39,6 +39,7 @@ function Request({ item, may, by, approver, done, reload }) {
       <p class="role mono">${plain(item.name)}</p>
       <pre class="text whole" tabindex="0" role="group" aria-label="bound arguments">${pretty(item.named)}</pre>
       <${Facts} items=${[
+        ["For", item.requester && plain(item.requester)],
         ["Asked by rule", plain(item.rule || "–")],
         ["Agent", item.agent && plain(item.agent)],
         ["Who may answer", item.by.length > 0 && plain(item.by.join(", "))],
