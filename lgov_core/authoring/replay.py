@@ -465,8 +465,8 @@ class _StoreReading:
         """The attributes of the decision on a tool call, the last before it ended; empty where none is recorded."""
         ids = (span.span_id, _text(span.attributes.get(semconv.TOOL_CALL_ID)))
         end = span.ended_at or span.started_at
-        found = (self._decisions.find(*self._place(span, name), end) for name in ids if name is not None)
-        return next(filter(None, found), {})
+        decisions = (self._decisions.find(*self._place(span, name), end) for name in ids if name is not None)
+        return next(filter(None, decisions), {})
 
     def written_for(self, span: Span) -> dict[str, Any] | None:
         """The arguments that the model wrote for a tool call; None where nothing says which of several was run."""
@@ -510,14 +510,14 @@ class _StoreReading:
             while (parent := self._tree.above(above[-1])) is not None:
                 above.append(parent)
             run = next((at for at in above[::-1] if at.attributes.get(semconv.OPERATION) == semconv.INVOKE_AGENT), span)
-            place = span.rollout_id, self.session_of(span)
+            session = span.rollout_id, self.session_of(span)
             messages = messages_of(span.attributes[semconv.INPUT_MESSAGES]).get("messages", [])
-            texts = list(_user_texts(messages)) if place not in begun else []
+            texts = list(_user_texts(messages)) if session not in begun else []
             texts += [] if run.span_id in runs else list(_user_texts(messages[::-1]))[::-1]
-            begun.add(place)
+            begun.add(session)
             runs.add(run.span_id)
             for text in texts:
-                self._said.add((span.rollout_id,), place[1], span.started_at, text)
+                self._said.add((span.rollout_id,), session[1], span.started_at, text)
 
 
 def _session(span: Span) -> str | None:
