@@ -297,10 +297,11 @@ class AuditLog(RecordWriter):
 
     def ping_heads(self) -> None:
         """Raises `AuditError` while no head could be written at its second place. Writes what one that is back is owed."""
-        if self._heads is not None and self._lock.acquire(blocking=False):
+        if self._heads is not None:
+            self._heads.ping()  # without the lock: it is gone also while entries are written
+        if self.signing_error is not None and self._lock.acquire(blocking=False):
             try:
-                self._heads.ping()
-                if self.signing_error is not None and not self._closed:
+                if not self._closed:
                     self._sign()
             finally:
                 self._lock.release()

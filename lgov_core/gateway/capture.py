@@ -46,10 +46,10 @@ class Counters:
     ``recorded`` calls are in the store; of those, ``without_token_ids`` cannot be trained on, ``unattributed`` belong to no
     rollout, ``cancelled`` broke off in mid-stream, at their client or at the model, and ``renamed`` came with an id that the
     store had already. ``cancelled_unrecorded`` were left before there was anything to record; ``unrecorded`` could not be
-    committed, so the client got an error. ``left_out`` counts calls whose model was not offered all that was asked for,
-    ``after_end`` those answered after the end of their attempt, which are recorded as of no rollout, ``failed`` all requests
-    answered with an error. The tokens are those of the recorded calls, ``commit_s`` the seconds that they waited to be
-    durable, all together.
+    committed, for all that is known, so the client got an error. ``left_out`` counts calls whose model was not offered all
+    that was asked for, ``after_end`` those answered after the end of their attempt, which are recorded as of no rollout,
+    ``failed`` all requests answered with an error. The tokens are those of the recorded calls, ``commit_s`` the seconds that
+    they waited to be durable, all together.
     """
 
     recorded: int = 0
@@ -346,9 +346,11 @@ class StreamedReply:
             last = await self._relay(queue, send)
             if last is _GONE:
                 scope["lgov.request"].status = scope["lgov.request"].status or 499
+                _ended_as("left by its client")
                 await self._break_off(pump, queue, asyncio.CancelledError())
             elif isinstance(last, Exception):
                 error = as_lgov_error(last, self._call.engine.name)
+                _ended_as("broken off")
                 with suppress(LgovError):  # counted as unrecorded; the client is told of the first error
                     await self._break_off(pump, queue, last)
                 response = self._error_response(error)
@@ -359,6 +361,7 @@ class StreamedReply:
                 else:
                     await response(scope, receive, send)
         except asyncio.CancelledError as cancelled:  # the server stops
+            _ended_as("cut, since the server stopped")
             await self._break_off(pump, queue, cancelled)
             if self._started:
                 await self._send(send, self._writer.failed(error := cut_short(), error.status), more=False)
@@ -467,6 +470,11 @@ class StreamedReply:
             headers += [(name.encode(), value.encode()) for name, value in named.items()]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+def _ended_as(how: str) -> None:
+    if (sender := requester()) is not None:
+        sender.ended = how
 
 
 class DenialSink:

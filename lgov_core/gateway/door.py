@@ -41,8 +41,8 @@ _REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
 class Requester:
     """Who sent a request: its id, the address, and as soon as they are known the key's owner, the rollout, the recorded call.
 
-    ``own_id`` is the id that the client gave, which the record of its call has too. ``spent`` are seconds by what took them
-    (`add_spent`).
+    ``own_id`` is the id that the client gave, which the record of its call has too. ``ended`` is how a stream ended that is not
+    whole, ``spent`` are seconds by what took them (`add_spent`).
     """
 
     request_id: str
@@ -51,6 +51,7 @@ class Requester:
     rollout: str | None = None
     call: str | None = None
     own_id: str | None = None
+    ended: str | None = None
     spent: dict[str, float] = field(default_factory=dict[str, float])
 
     def log_fields(self) -> dict[str, Any]:

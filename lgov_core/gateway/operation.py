@@ -27,7 +27,7 @@ from lgov_core.gateway.door import requester
 from lgov_core.gateway.limits import Busy, Reading
 from lgov_core.governor import ObservedDecision
 from lgov_core.hookspecs import hookimpl
-from lgov_core.store.database import DatabaseUnavailable
+from lgov_core.store.database import DatabaseUnavailable, OutcomeUnknown
 from lgov_core.types import Effect
 
 if TYPE_CHECKING:
@@ -97,14 +97,23 @@ def _of_caller(who: Attribution) -> dict[str, Any]:
 def log_request(route: str | None, status: int, times: tuple[float, float | None], who: Attribution) -> None:
     """Logs a request that was answered: the seconds to its end and to the first byte. Status 0: it got no answer.
 
-    Of those to its end it says how many the call waited for a place, was judged, and waited for the upstream.
+    ``ended`` says how a stream ended that is not whole. Of the seconds to its end it says how many the call waited for a place,
+    was judged, and waited for the upstream.
     """
-    spent = {} if (sender := requester()) is None else sender.spent
+    spent, ended = ({}, None) if (sender := requester()) is None else (sender.spent, sender.ended)
     took, first, *parts = (
         None if seconds is None else round(seconds * 1000, 1) for seconds in (*times, *spent.values())
     )
     spent_ms = {f"{what}_ms": ms for what, ms in zip(spent, parts, strict=True)}
-    fields = {"route": route, "status": status, "ms": took, "first_byte_ms": first, **spent_ms, **_of_caller(who)}
+    fields = {
+        "route": route,
+        "status": status,
+        "ended": ended,
+        "ms": took,
+        "first_byte_ms": first,
+        **spent_ms,
+        **_of_caller(who),
+    }
     log_event(logging.INFO, "request", fields)
 
 
@@ -303,7 +312,10 @@ def for_client(error: LgovError) -> LgovError:
 
 
 def unrecorded(error: StoreError | None = None) -> EndpointError:
-    """The error for the client of a call that could not be recorded."""
+    """The error for the client of a call that could not be recorded, or of which nobody knows whether it is."""
+    if isinstance(error, OutcomeUnknown):
+        what = "the call was answered and may have been recorded: the store went away meanwhile"
+        return Busy(what, status=503, retry_after_s=Readiness.RETRY_AFTER_S)
     if error is None or is_outage(error):
         return Busy("the call cannot be recorded now", status=503, retry_after_s=Readiness.RETRY_AFTER_S)
     return EndpointError("the call cannot be recorded", status=500, hint=IN_THE_LOG)
@@ -402,7 +414,7 @@ class Readiness:
     async def committing(self) -> AsyncGenerator[None]:
         """Ends the wait of the block for the store once a probe finds it down: what was asked of it may still take place.
 
-        Raises `DatabaseUnavailable` then.
+        Raises `OutcomeUnknown` then.
         """
         limit = asyncio.timeout(None)
         try:
@@ -414,7 +426,8 @@ class Readiness:
             if not limit.expired():
                 raise
             failed = self._probes["store"].failed
-            raise DatabaseUnavailable(f"the store went down before the call was recorded: {failed}") from error
+            what = "the store went down while a call was being recorded, which it may have done or still do"
+            raise OutcomeUnknown(f"{what}: {failed}") from error
         finally:
             self._committing.discard(limit)
 

@@ -28,6 +28,10 @@ class DatabaseUnavailable(StoreError):
     """The database is locked or unreachable, so that trying the same write again at once is pointless."""
 
 
+class OutcomeUnknown(DatabaseUnavailable):
+    """The database went away during a write, which may have been made or may still be."""
+
+
 class QueryTooSlow(StoreError):
     """A query that was given a limit did not end within it; it was stopped."""
 

@@ -22,7 +22,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from lgov_core.errors import StoreError
 from lgov_core.store import rows
-from lgov_core.store.database import Database, DatabaseUnavailable, Transaction
+from lgov_core.store.database import Database, DatabaseUnavailable, OutcomeUnknown, Transaction
 from lgov_core.store.rows import Row
 
 #: What a connection is opened with unless the address says otherwise; a server that vanished is detected.
@@ -405,7 +405,7 @@ class PostgresDatabase(Database):
             except (psycopg.Error, _ConnectionLost) as error:
                 self._disconnect()
                 if time.monotonic() > min(until, self._give_up_at):
-                    raise DatabaseUnavailable(
+                    raise OutcomeUnknown(
                         f"trace store {self._address.shown}: the connection was lost during a commit, and the server does"
                         f" not answer: {self.describe(error.__cause__ or error).message}",
                         hint="it is unknown whether it was written: look for it by its id before writing it again",

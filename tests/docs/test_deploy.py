@@ -172,6 +172,17 @@ def test_what_a_pod_mounts_and_reads_is_declared() -> None:
     assert labels == MANIFESTS["networkpolicy.yaml:NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]
 
 
+def test_agents_and_prometheus_may_be_in_another_namespace_that_has_the_label() -> None:
+    (rule,) = MANIFESTS["networkpolicy.yaml:NetworkPolicy"]["spec"]["ingress"]
+    client = {"matchLabels": {"lgov-client": "true"}}
+    assert rule["from"] == [{"podSelector": client}, {"namespaceSelector": client, "podSelector": client}]
+
+
+def test_the_password_of_store_and_ledger_is_of_the_secret() -> None:
+    (password,) = (variable for variable in CONTAINER["env"] if variable["name"] == "PGPASSWORD")
+    assert password["valueFrom"]["secretKeyRef"] == {"name": "lgov", "key": "pgpassword", "optional": True}
+
+
 def test_lgov_reads_the_secret_as_the_pod_mounts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (mode,) = (one["secret"]["defaultMode"] for one in STATEFUL["volumes"] if "secret" in one)
     secret = tmp_path / "secret"

@@ -137,6 +137,7 @@ def test_a_call_whose_client_leaves_ends_and_is_spent(stopped: Stopped, path: st
     until(lambda: any(line["event"] == "request" for line in stopped.log()))  # while the upstream still does not answer
     (left,) = [line for line in stopped.log() if line["event"] == "request"]
     assert (left["status"], left["key_of"]) == (499, "ada")
+    assert left.get("ended") == ("left by its client" if stream else None)
     assert stopped.ledger("SELECT reserved_calls, calls FROM budgets") == [(0, 1)]
     assert stopped.ledger("SELECT * FROM reservations") == []
     with open_store(stopped.folder / "calls.db") as store:
@@ -188,4 +189,4 @@ def test_a_stream_that_is_cut_ends_with_an_error_and_what_came_is_recorded(tmp_p
         (call,) = store.calls()
         assert (call.response_id, call.finish_reason) == ("c1", "cancelled")
     (answered,) = [line for line in map(json.loads, log.read_text().splitlines()) if line["event"] == "request"]
-    assert answered["status"] == 200
+    assert (answered["status"], answered["ended"]) == (200, "cut, since the server stopped")
