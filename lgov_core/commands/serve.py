@@ -26,7 +26,7 @@ from lgov_core.commands.options import (
     show_admin_key_option,
 )
 from lgov_core.commands.traces import mounted_window
-from lgov_core.errors import EndpointError, SettingsError
+from lgov_core.errors import EndpointError, PolicyFileError, SettingsError
 from lgov_core.models.load import wait_without_spinning
 from lgov_core.settings import Settings, load_settings, without_password
 from lgov_core.train.settings import TrainSettings, load_train_settings
@@ -126,14 +126,11 @@ def _serving(settings: Settings, engine: Engine, keys: KeyRing | None) -> Genera
             judging = JudgingLimits(settings.max_texts, settings.max_characters, settings.judging_s)
             sys.setswitchinterval(0.001)  # threads that judge let the event loop go on at once
             audit = settings.audit or DEFAULT_AUDIT
-            gate = open_gate(Governance.from_settings(settings), store=recorded, limits=judging)
+            with _of_settings():
+                gate = open_gate(Governance.from_settings(settings), store=recorded, limits=judging)
             open_things.callback(gate.close)
-        server = EndpointServer(
-            [RegisteredModels(timeout_s=settings.upstream_timeout_s), engine],
-            recorded,
-            keys=keys,
-            gate=gate,
-            limits=Limits(
+        with _of_settings():
+            limits = Limits(
                 max_running=settings.max_running,
                 max_waiting=settings.max_waiting,
                 drain_s=settings.drain_s,
@@ -141,7 +138,13 @@ def _serving(settings: Settings, engine: Engine, keys: KeyRing | None) -> Genera
                 strict_fields=settings.strict_fields,
                 tls=_tls(settings),
                 metrics_by=settings.metrics_by,
-            ),
+            )
+        server = EndpointServer(
+            [RegisteredModels(timeout_s=settings.upstream_timeout_s), engine],
+            recorded,
+            keys=keys,
+            gate=gate,
+            limits=limits,
             host=settings.host,
             port=settings.port,
         )
@@ -229,13 +232,20 @@ def _keys(settings: Settings, *, show_admin_key: bool) -> KeyRing | None:
         if show_admin_key:
             raise SettingsError("there is no admin key without a key secret", hint="give --key-secret-file")
         return None
-    try:
+    with _of_settings():
         return KeyRing(
             read_secrets(path),
             admin_keys=None if settings.admin_keys_file is None else AdminKeyFile(settings.admin_keys_file),
             is_revoked=None if settings.revoked_keys is None else RevokedKeys(settings.revoked_keys),
         )
-    except EndpointError as error:
+
+
+@contextlib.contextmanager
+def _of_settings() -> Generator[None]:
+    """Raises as `SettingsError` what is wrong with a value, or with the file that it names."""
+    try:
+        yield
+    except (EndpointError, PolicyFileError) as error:
         raise SettingsError(error.message, hint=error.hint) from error
 
 

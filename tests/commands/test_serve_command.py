@@ -213,8 +213,18 @@ def test_serve_under_a_policy_and_before_several_upstreams(folder: Path) -> None
         assert governed.end(signal.SIGTERM) == 0
     assert lgov("audit", "verify", ".lgov/audit.db").exit_code == Exit.OK
     result = lgov("serve", "--upstream", model.base_url, "--policy", "missing.yaml")
-    assert result.exit_code != Exit.OK
+    assert result.exit_code == Exit.USAGE
     assert "missing.yaml" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [("metrics_by=agnet", "agent, key"), ("max_running=0", "max_running"), ("tls_cert=cert.pem", "tls_key")],
+)
+def test_a_value_that_has_no_meaning_is_an_error_of_the_settings(setting: str, says: str) -> None:
+    result = lgov("serve", "--upstream", "http://127.0.0.1:9/v1", "--set", setting)
+    assert result.exit_code == Exit.USAGE
+    assert says in result.stderr
 
 
 def test_a_secret_that_others_can_read_is_refused(folder: Path) -> None:
