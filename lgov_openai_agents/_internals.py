@@ -91,14 +91,19 @@ def hand_over(context: Any, prepared: PreparedFunctionArguments | None, error: E
         context._function_tool_arguments = prepared if error is None else _Failed(error)
 
 
-def approval_of(state: Any, item: Any) -> tuple[bool | None, str]:
-    """The answer that a paused run (`RunState`) has to the question ``item``, None without, and the words of a rejection."""
+def approval_of(state: Any, item: Any) -> tuple[FunctionTool | None, bool | None, str]:
+    """The function tool that a paused run (`RunState`) has the question ``item`` about, and its answer to it.
+
+    The answer is None without one; the last value are the words of a rejection.
+    """
     if (nested := state._find_nested_approval_state(item)) is not None:  # of an agent that is a tool
         return approval_of(*nested)
     context, names = state._context, {"tool_namespace": item.tool_namespace, "existing_pending": item}
     names["tool_lookup_key"] = item.tool_lookup_key
     status = context.get_approval_status(item.name, item.call_id, **names)
-    return status, context.get_rejection_message(item.name, item.call_id, **names) or ""
+    calls = state._last_processed_response.functions
+    tool = next((call.function_tool for call in calls if call.tool_call.call_id == item.call_id), None)
+    return tool, status, context.get_rejection_message(item.name, item.call_id, **names) or ""
 
 
 def paused_agent(state: Any) -> Any:

@@ -26,9 +26,8 @@ from lgov_openai_agents.runs import (
     current_run,
     entering,
     new_run,
-    settle_interruptions,
 )
-from lgov_openai_agents.tools import governed_tool, observed_server
+from lgov_openai_agents.tools import governed_tool, observed_server, settle_flow
 
 
 class _GovernedAgent:
@@ -228,10 +227,8 @@ def wrap_run_method(
         if hooks is None or isinstance(hooks, hook_class):  # anything else the SDK refuses
             bound.arguments["hooks"] = TrackingHooks(run, hooks)
         with entering(run):
-            if paused_agent(first_input) is not None:
-                settle_interruptions(run, first_input)
             try:
-                yield _Call(bound.args, bound.kwargs, run)
+                yield _Call(bound.args, bound.kwargs, run, first_input)
             except BaseException as error:
                 run.end(error)
                 cause = error.__cause__
@@ -243,6 +240,7 @@ def wrap_run_method(
 
     def steps(cls: type, *args: Any, **kwargs: Any) -> Flow[Any]:
         with opened(args, kwargs) as call:
+            yield from call.settle_flow()
             return call.ended((yield from wait(foreign(inner, *call.args, **call.kwargs))))
 
     first = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY)
@@ -252,12 +250,20 @@ def wrap_run_method(
 
 
 class _Call:
-    """The arguments of a call of ``Runner``, and the run that it is in, if it is governed."""
+    """The arguments of a call of ``Runner``, the run that it is in, if it is governed, and the run's input."""
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], run: SdkRun | None) -> None:
+    def __init__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], run: SdkRun | None, first_input: Any = None
+    ) -> None:
         self.args = args
         self.kwargs = kwargs
         self._run = run
+        self._input = first_input
+
+    def settle_flow(self) -> Flow[None]:
+        """Takes the answers to the questions of a paused run across. Raises as `tools.settle_flow`."""
+        if self._run is not None and paused_agent(self._input) is not None:
+            yield from settle_flow(self._run, self._input)
 
     def ended(self, result: Any) -> Any:
         """Ends the run: now, or when the task of a streamed run is done. Returns ``result``."""

@@ -13,17 +13,16 @@ from typing import Any
 
 from agents import FunctionTool, RunHooks
 
-from lgov_core.errors import PolicyError
-from lgov_core.instrumentation import CARRIED, Flow, Governor, carrying, fingerprint, open_question, semconv
+from lgov_core.instrumentation import CARRIED, Flow, Governor, fingerprint, open_question, semconv
 from lgov_core.instrumentation.conversation_memory import MessageDecisionCache, TurnMemory
 from lgov_core.instrumentation.live_span import LiveSpan, current_span
 from lgov_core.instrumentation.tool_arguments import ToolArguments, Unreadable, validate_by_name
-from lgov_core.instrumentation.tool_call import GovernedToolCall, denied_outcome
+from lgov_core.instrumentation.tool_call import GovernedToolCall
 from lgov_core.scope import inherited
-from lgov_core.types import Action, Decision, Kind, Point, ToolOutcome
+from lgov_core.types import Action, Decision, Effect, Kind, Point, ToolOutcome
 from lgov_core.wire.turns import JSON, read_arguments
 from lgov_openai_agents import items
-from lgov_openai_agents._internals import approval_of, function_schema_of, kind_of, paused_agent, prepared_arguments
+from lgov_openai_agents._internals import function_schema_of, kind_of, paused_agent, prepared_arguments
 from lgov_openai_agents.items import arguments_of, arguments_text
 
 _LOG = logging.getLogger("lgov.approvals")
@@ -63,8 +62,8 @@ class SdkRun:
     have been evaluated, ``history_evaluated`` that those before them have. ``said`` are the user's texts that the run began
     with: in the user's role, a hand-off can only add what an agent wrote. ``turns`` holds what was denied inside a model
     call. ``not_started`` says that `LgovRunner` opened the run and
-    has still to call the SDK for it. ``judged`` are the calls that were judged when the SDK asked whether they need an
-    approval, by their names (`call_name`); ``approved`` are the names of those that a person approved in the paused run.
+    has still to call the SDK for it. By the names of calls (`call_name`), ``judged`` are those that were judged before they
+    run, and ``answers`` what the paused run that goes on has been told about those it was interrupted by.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class SdkRun:
         self.history_evaluated = False
         self.not_started = False
         self.judged: dict[str, CarriedToolCall] = {}
-        self.approved: set[str] = set()
+        self.answers: dict[str, Mapping[str, str]] = {}
         self._first = self.agent
 
     @property
@@ -90,9 +89,14 @@ class SdkRun:
         """True where the agent works for another one, so that its input is not the user's."""
         return self.outer is not None
 
-    def has_approved(self, call: str) -> bool:
-        """Returns whether a person approved the call of this name in the paused run, or in that of an agent around it."""
-        return call in self.approved or (self.outer is not None and self.outer.has_approved(call))
+    def has_judged(self, call: str) -> bool:
+        """Returns whether the call of this name was judged before it runs, in this run or in that of an agent around it."""
+        return call in self.judged or (self.outer is not None and self.outer.has_judged(call))
+
+    def take_judged(self, call: str) -> CarriedToolCall | None:
+        """The call of this name that was judged before it runs, for it to run; None where it was not, or ran."""
+        judged = self.judged.pop(call, None)
+        return self.outer.take_judged(call) if judged is None and self.outer is not None else judged
 
     def enter(self, agent: Any) -> None:
         """Notes that ``agent`` acts from now on; one that was handed over to gets its own span."""
@@ -129,13 +133,13 @@ def agent_span(
 class CarriedToolCall(GovernedToolCall):
     """A call about which the SDK carries the question of an approval, under ``name``.
 
-    It is judged once: when the SDK asks whether it needs an approval, or when it runs. A person may have approved it in the
-    paused run.
+    It is judged once: when the SDK asks whether it needs an approval, or when its paused run goes on, which may have an
+    answer for it.
     """
 
     def __init__(self, governor: Governor, action: Action, validated: FunctionArguments, name: str) -> None:
         run = current_run(governor)
-        self.validated, self._is_approved = validated, run is not None and run.has_approved(name)
+        self.validated, self._answer = validated, None if run is None else run.answers.get(name)
         self._judged: Decision | None = None
         action = action.changed(context={**action.context, CARRIED: name})
         super().__init__(governor, action, parent_in(run), validated)
@@ -148,11 +152,19 @@ class CarriedToolCall(GovernedToolCall):
 
     def _ask(self) -> Flow[Decision]:
         decision = yield from super()._ask()
-        if self._is_approved and (question := open_question(decision)) is not None:
-            answer = {"request_id": question.request.request_id, "answer": "approve"}
-            if problem := question.take(answer, RESUMED):
-                _LOG.warning("lgov: that the run was resumed does not approve %s: %s", self.action.name, problem)
+        if (answer := self._answer) is None:
+            return decision
+        problem, is_rejected = "", answer["answer"] == "reject"
+        if (question := open_question(decision)) is not None:
+            problem = answer["late"] or question.take({**answer, "request_id": question.request.request_id}, RESUMED)
             decision = yield from super()._ask()
+        if is_rejected and decision.effect is not Effect.DENY:  # the SDK tells the model, whoever may answer
+            if (question := open_question(decision)) is not None:
+                question.withdraw()
+            reason = f"{RESUMED} rejected this call{answer['reason'] and ': '}{answer['reason']}"
+            return self.governor.take(self.action, Decision(Effect.DENY, "lgov", "rejected-by-program", reason))
+        if problem and not is_rejected:
+            _LOG.warning("lgov: that the run was resumed does not approve %s: %s", self.action.name, problem)
         return decision
 
     def denied(self, decision: Decision) -> ToolOutcome:
@@ -161,7 +173,7 @@ class CarriedToolCall(GovernedToolCall):
 
     def is_asked(self, decision: Decision) -> bool:
         """Returns whether the SDK has to ask a person."""
-        return not self._is_approved and open_question(decision) is not None
+        return self._answer is None and open_question(decision) is not None
 
     def leave(self) -> None:
         """Ends the call, which was permitted and does not run."""
@@ -175,37 +187,6 @@ def call_name(call_id: str | None, tool: str | None, arguments: Any) -> str:
         return fingerprint([call_id, tool, json.loads(arguments) if isinstance(arguments, str) else arguments])
     except (ValueError, RecursionError):
         return ""
-
-
-def settle_interruptions(run: SdkRun, state: Any) -> None:
-    """Takes the answers to the questions of a paused run across: those that it has to the store, and those there to it."""
-    for item in state.get_interruptions():
-        name = call_name(item.call_id, item.name, item.arguments)
-        status, words = approval_of(state, item)
-        requests = [
-            (policy, request) for policy in carrying(run.governor.policies) for request in policy.requests.carried(name)
-        ]
-        if status and all(request.state == "pending" for _, request in requests):
-            run.approved.add(name)
-        for policy, request in requests:
-            if status is False and request.state == "pending":
-                try:
-                    request = policy.reject(request.request_id, by=RESUMED, reason=words)
-                except PolicyError as error:
-                    _LOG.warning("lgov: the rejection of %s in the resumed run does not count: %s", item.name, error)
-            elif status is None and request.state == "approved":
-                state.approve(item)
-            elif status is not None:
-                continue
-            if request.state == "rejected":
-                action = tool_action(
-                    run.governor, request.name, request.content["kind"], request.arguments, item,
-                    call_id=item.call_id, agent=item.agent,
-                )  # fmt: skip
-                denial = run.governor.take(action, policy.rejection(request))
-                run.governor.record(denied_outcome(action, denial))
-                if status is None:
-                    state.reject(item, rejection_message=denial.denial_message())
 
 
 _RUN: contextvars.ContextVar[SdkRun | None] = contextvars.ContextVar("lgov_agents_run", default=None)

@@ -22,20 +22,31 @@ from agents import ApplyPatchTool, CustomTool, FunctionTool, LocalShellTool, She
 from agents.editor import ApplyPatchResult
 from agents.tool import ShellCallOutcome, ShellCommandOutput, ShellResult
 
-from lgov_core.instrumentation import Governor, arun_flow, carrying
+from lgov_core.errors import PolicyDenied
+from lgov_core.instrumentation import Flow, Governor, arun_flow, carrying
 from lgov_core.instrumentation.live_span import covered_call, note_error
 from lgov_core.instrumentation.tool_arguments import ToolArguments
 from lgov_core.instrumentation.tool_call import GovernedToolCall, ToolReading, failure_status, tool_flow
-from lgov_core.types import Action, Kind, ToolStatus
+from lgov_core.types import Kind, ToolStatus
+from lgov_core.wire.turns import read_arguments
 from lgov_openai_agents._internals import (
     Invoke,
+    approval_of,
     bind,
     hand_over,
     kind_of,
     observe_errors,
 )
 from lgov_openai_agents.items import result_text, text_of
-from lgov_openai_agents.runs import CarriedToolCall, FunctionArguments, call_name, current_run, parent_in, tool_action
+from lgov_openai_agents.runs import (
+    CarriedToolCall,
+    FunctionArguments,
+    SdkRun,
+    call_name,
+    current_run,
+    parent_in,
+    tool_action,
+)
 
 #: The part of its timeout that a cancelled tool must have used: the SDK's clock started a little earlier.
 _NEARLY = 0.95
@@ -104,7 +115,9 @@ async def govern_function(governor: Governor, tool: FunctionTool, invoke: Invoke
     began = time.monotonic()  # the SDK's clock for the tool is running
     validated = FunctionArguments(tool, raw, getattr(context, "tool_name", tool.name))
     call_id = getattr(context, "tool_call_id", None)
-    call = carried_call(governor, tool, validated, context, call_id, raw)
+    sdk_run, call = current_run(governor), None
+    if sdk_run is not None and validated.problem is None:
+        call = sdk_run.take_judged(call_name(call_id, tool.name, raw))
     if call is not None:
         validated = call.validated
 
@@ -120,26 +133,17 @@ async def govern_function(governor: Governor, tool: FunctionTool, invoke: Invoke
         raise asyncio.CancelledError from late  # the SDK waits for the task it cancelled to be cancelled
 
 
-def carried_call(
-    governor: Governor, tool: FunctionTool, validated: FunctionArguments, context: Any, call_id: str | None, raw: str
-) -> CarriedToolCall | None:
-    """The call, where it was judged before it runs, or a person approved it in the paused run; None for any other."""
-    run, name = current_run(governor), call_name(call_id, tool.name, raw)
-    if run is None or not name or validated.problem is not None:
-        return None
-    if (judged := run.judged.pop(name, None)) is not None:
-        return judged
-    if not run.has_approved(name):
-        return None
-    action = _function_action(governor, tool, validated, context, call_id, getattr(context, "agent", None))
-    return CarriedToolCall(governor, action, validated, name)
-
-
-def _function_action(
-    governor: Governor, tool: FunctionTool, validated: FunctionArguments, context: Any, call_id: str | None, agent: Any
-) -> Action:
-    name, kind = tool.qualified_name, kind_of(tool)
-    return tool_action(governor, name, kind, validated.judged, context, call_id=call_id, agent=agent)
+def new_carried_call(
+    run: SdkRun, tool: FunctionTool, arguments: Mapping[str, Any], context: Any, call_id: str | None, agent: Any
+) -> CarriedToolCall:
+    """The call, to be judged before it runs, by ``agent`` or else by the one that acts in ``run``."""
+    validated = FunctionArguments(tool, json.dumps(arguments, ensure_ascii=False), tool.name)
+    action = tool_action(
+        run.governor, tool.qualified_name, kind_of(tool), validated.judged, context, call_id=call_id, agent=agent
+    )
+    name = call_name(call_id, tool.name, arguments)
+    call = run.judged[name] = CarriedToolCall(run.governor, action, validated, name)
+    return call
 
 
 async def _within_timeout(tool: FunctionTool, result: Awaitable[Any], began: float) -> Any:
@@ -394,8 +398,7 @@ class GovernedInvoker:
 
     def prepare_arguments(self, raw: str, tool_name: str) -> Any:
         """See the SDK's. Where only policies ask for an approval nothing is prepared: they judge what the schema yields."""
-        stored = vars(self.lgov_tool)["needs_approval"]
-        prepares = callable(getattr(stored, "lgov_inner", stored))
+        prepares = callable(own_approval(self.lgov_tool))
         return self.lgov_inner.prepare_arguments(raw, tool_name) if prepares else None
 
     def __call__(self, context: Any, raw: str) -> Awaitable[Any]:
@@ -423,13 +426,53 @@ def approval_first(tool: FunctionTool, inner: Any, acting: GovernorOf, agent: An
         run = None if governor is None or not name else current_run(governor)
         if run is None:
             return own
-        validated = FunctionArguments(tool, json.dumps(parameters, ensure_ascii=False), tool.name)
-        action = _function_action(run.governor, tool, validated, context, call_id, agent)
-        call = run.judged[name] = CarriedToolCall(run.governor, action, validated, name)
+        call = new_carried_call(run, tool, parameters, context, call_id, agent)
         return call.is_asked(await arun_flow(call.judge_flow())) or own
 
     needs_approval.lgov_inner = inner  # pyright: ignore[reportFunctionMemberAccess]
     return needs_approval
+
+
+def own_approval(tool: FunctionTool) -> Any:
+    """Whether the program has its own approval for the tool, as it says: a bool, or a function."""
+    stored = vars(tool)["needs_approval"]
+    return getattr(stored, "lgov_inner", stored)
+
+
+def settle_flow(run: SdkRun, state: Any) -> Flow[None]:
+    """Puts the calls that interrupted a paused run to the policies again, and takes the answers across.
+
+    Those that the run has an answer to come first, because that is for one call. A call that is interrupted again has a
+    request that waits; any other the SDK runs, or tells the model why not. Raises `PolicyDenied` for an abort.
+    """
+    pending = [request for policy in carrying(run.governor.policies) for request in policy.pending()]
+    open_calls = {call for request in pending for call in request.inquiry.calls}
+    interruptions = [(item, *approval_of(state, item)) for item in state.get_interruptions()]
+    for item, tool, status, words in sorted(interruptions, key=lambda each: each[2] is None):
+        name = call_name(item.call_id, item.name, item.arguments)
+        if tool is None or run.has_judged(name):  # the latter by the run of an agent around this one
+            continue
+        is_own = own_approval(tool) is not False
+        if is_own and not any(carrying(run.governor.policies, tool.qualified_name)):
+            continue
+        arguments = read_arguments(item.arguments)
+        if arguments is None or not name:  # denied when it runs
+            if status is None and not is_own:
+                state.approve(item)
+            continue
+        if status is not None:
+            late = "" if name in open_calls or not status else "the request that this answers is not open any more"
+            run.answers[name] = {"answer": "approve" if status else "reject", "reason": words, "late": late}
+        call = new_carried_call(run, tool, arguments, item, item.call_id, item.agent)
+        decision = yield from call.judge_flow()
+        if decision.abort:
+            raise PolicyDenied(decision)
+        if status is not None or call.is_asked(decision):
+            continue
+        if decision.blocks:
+            state.reject(item, rejection_message=decision.denial_message())
+        elif not is_own or any(part.request for part in (decision, *decision.parts)):
+            state.approve(item)
 
 
 def is_governed(invoker: Any) -> bool:

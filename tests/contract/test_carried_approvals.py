@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -125,13 +126,18 @@ class Shop:
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.store, self.refunds, self.audit = folder / "approvals.db", list[int](), AuditLog(folder / "audit.db")
-        ask = ApprovalPolicy(tools=["refund"], store=self.store, via="framework", name="ask", **options)
+        self.later_s = 0.0
+        options |= {"store": self.store, "clock": self.clock, "via": "framework", "name": "ask"}
+        ask = ApprovalPolicy(tools=["refund"], **options)
         rules = [Rule(ToolPolicy(allow=["*"])), Rule(ask)]
         self.governor = Governor(PolicySet(rules), audit=self.audit, timeout_s=20)
 
+    def clock(self) -> float:
+        return time.time() + self.later_s
+
     @property
     def requests(self) -> ApprovalRequests:
-        return ApprovalRequests(self.store)
+        return ApprovalRequests(self.store, clock=self.clock)
 
     @property
     def asked(self) -> ApprovalRequest:
@@ -226,6 +232,29 @@ def test_a_run_that_is_resumed_without_an_answer_pauses_again(kind: type[Run], w
         run.resume()
         assert run.paused()
         assert (shop.refunds, shop.asked.state) == ([], "pending")
+
+
+@pytest.mark.parametrize("after", ["it lapsed", "it was forgotten"])
+@EVERY_WAY
+@EVERY_RUN
+def test_a_run_that_is_resumed_after_its_request_is_over_waits_for_a_new_one(
+    kind: type[Run], way: str, after: str, tmp_path: Path, caplog: Any
+) -> None:
+    shop = Shop(tmp_path)
+    with shop.running(kind, way) as (run, server):
+        run.begin()
+        before = shop.asked.request_id
+        shop.later_s = 3601 if after == "it lapsed" else 200_000
+        caplog.clear()
+        run.resume()
+        assert run.paused()
+        (waiting,) = shop.requests.pending()
+        assert waiting.request_id != before
+        assert f"--approve {waiting.request_id[:12]}" in caplog.text
+        shop.requests.approve(waiting.request_id, by="Eve")
+        run.resume()
+        assert shop.refunds == [120]
+        assert "paid 120" in last_prompt(server)
 
 
 @EVERY_WAY

@@ -13,6 +13,8 @@ from cells import ANSWER, asks, says
 from cells_agents import chat_model, instrumented
 
 from lgov_core.audit import AuditLog
+from lgov_core.audit.auditor_report import evidence
+from lgov_core.audit.reading import EntrySelection
 from lgov_core.governor import Governor
 from lgov_core.policies import ApprovalPolicy, ApprovalRequest, ApprovalRequests, PolicySet, Rule, ToolPolicy
 from lgov_core.testing import ScriptedModelServer
@@ -23,13 +25,19 @@ REFUND = ("c1", "refund", {"euros": 120})
 
 
 class Shop:
-    """An agent that refunds, a rule that asks about refunds over 100 euros, its store and its record."""
+    """An agent that refunds, a rule that asks about refunds over 100 euros and one over 10,000, their store and record."""
 
     def __init__(self, folder: Path, way: str, **options: Any) -> None:
         self.store, self.refunds, self.way = folder / "approvals.db", list[int](), way
         self.audit = AuditLog(folder / "audit.db")
-        rule = ApprovalPolicy(store=self.store, via="framework", name="ask", **options)
-        rules = [Rule(ToolPolicy(allow=["*"])), Rule(rule, tools=["refund"], when="arguments.euros > 100")]
+        ask, more = (
+            ApprovalPolicy(store=self.store, via="framework", name=name, **options) for name in ("ask", "more")
+        )
+        rules = [
+            Rule(ToolPolicy(allow=["*"])),
+            Rule(ask, tools=["refund"], when="arguments.euros > 100 && arguments.euros <= 10000"),
+            Rule(more, tools=["refund"], when="arguments.euros > 10000"),
+        ]
         self.governor = Governor(PolicySet(rules), audit=self.audit, timeout_s=20)
         self.runner: Any = Runner if way == "instrumented" else LgovRunner(self.governor)
 
@@ -158,3 +166,100 @@ def test_calls_of_an_agent_that_is_a_tool_pause_the_run_around_it(shop: Shop) ->
         state.approve(state.get_interruptions()[0])
         assert shop.run(boss, state).final_output == ANSWER
     assert shop.refunds == [120]
+
+
+def test_two_equal_calls_wait_for_an_answer_each(shop: Shop) -> None:
+    again = ("c2", *REFUND[1:])
+    with ScriptedModelServer([asks(REFUND, again), says(ANSWER)]) as server:
+        agent = shop.agent(server)
+        paused = shop.run(agent, "go")
+        for paid in (1, 2):
+            (waiting,) = shop.requests.pending()
+            shop.requests.approve(waiting.request_id, by="Eve")
+            paused = shop.run(agent, through_json(agent, paused))
+            assert (len(shop.refunds), len(paused.interruptions)) == (paid, 2 - paid)
+        assert paused.final_output == ANSWER
+    assert len(shop.requests.all()) == 2
+
+
+def test_of_two_equal_calls_the_one_without_an_answer_waits_for_its_own(shop: Shop) -> None:
+    again = ("c2", *REFUND[1:])
+    with ScriptedModelServer([asks(REFUND, again), says(ANSWER)]) as server:
+        agent = shop.agent(server)
+        state = through_json(agent, shop.run(agent, "go"))
+        state.approve(state.get_interruptions()[1])
+        assert [item.call_id for item in shop.run(agent, state).interruptions] == ["c1"]
+        assert shop.refunds == [120]
+        assert len(shop.requests.pending()) == 1
+
+
+def test_a_state_that_was_used_already_waits_for_a_new_answer(shop: Shop) -> None:
+    with ScriptedModelServer([asks(REFUND), says(ANSWER)]) as server:
+        agent = shop.agent(server)
+        kept = shop.run(agent, "go").to_state().to_json()
+        shop.requests.approve(shop.asked.request_id, by="Eve")
+        shop.run(agent, asyncio.run(RunState.from_json(agent, kept)))
+        used = shop.asked.request_id
+        assert shop.run(agent, asyncio.run(RunState.from_json(agent, kept))).interruptions
+        (waiting,) = shop.requests.pending()
+    assert waiting.request_id != used
+    assert shop.refunds == [120]
+
+
+def test_an_approval_in_a_state_is_used_once_however_often_the_state_is(shop: Shop, caplog: Any) -> None:
+    with ScriptedModelServer([asks(REFUND), says(ANSWER), says(ANSWER)]) as server:
+        agent = shop.agent(server)
+        state = through_json(agent, shop.run(agent, "go"))
+        state.approve(state.get_interruptions()[0])
+        kept = state.to_json()
+        for _ in range(2):
+            shop.run(agent, asyncio.run(RunState.from_json(agent, kept)))
+        assert "NOT RUN YET, needs approval" in last_prompt(server)
+    assert "the request that this answers is not open any more" in caplog.text
+    assert (shop.refunds, len(shop.requests.pending())) == ([120], 1)
+
+
+def test_two_equal_calls_that_are_both_approved_in_the_state_run(shop: Shop) -> None:
+    with ScriptedModelServer([asks(REFUND, ("c2", *REFUND[1:])), says(ANSWER)]) as server:
+        agent = shop.agent(server)
+        state = through_json(agent, shop.run(agent, "go"))
+        for item in state.get_interruptions():
+            state.approve(item)
+        assert shop.run(agent, state).final_output == ANSWER
+    assert shop.refunds == [120, 120]
+    assert shop.requests.pending() == []
+
+
+@pytest.mark.parametrize("where", ["in the store", "in the state"])
+def test_a_rejection_is_of_the_rule_that_asked_and_counts_once(shop: Shop, where: str, caplog: Any) -> None:
+    with ScriptedModelServer([asks(REFUND), says(ANSWER)]) as server:
+        agent = shop.agent(server)
+        state = through_json(agent, shop.run(agent, "go"))
+        if where == "in the store":
+            shop.requests.reject(shop.asked.request_id, by="Eve", reason="not twice")
+        else:
+            state.reject(state.get_interruptions()[0], rejection_message="not twice")
+        caplog.clear()
+        assert shop.run(agent, state).final_output == ANSWER
+        assert "not twice" in last_prompt(server)
+        assert "policy more" not in last_prompt(server)
+    assert {entry.policy for entry in shop.audit.entries() if entry.rule == "approval-rejected"} == {"ask"}
+    assert caplog.text == ""
+    shop.requests.put_on_record(shop.audit)
+    report = evidence(shop.audit.path, EntrySelection(), key=None, heads=None)
+    assert (len(report.rejections), len(report.denials)) == (1, 0)
+
+
+def test_a_rejection_by_the_program_is_on_record_as_its_own_where_people_answer_with_keys(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "runner", by=["ada"])
+    with ScriptedModelServer([asks(REFUND), says(ANSWER)]) as server:
+        agent = shop.agent(server)
+        state = through_json(agent, shop.run(agent, "go"))
+        state.reject(state.get_interruptions()[0], rejection_message="not twice")
+        shop.run(agent, state)
+        assert "not twice" in last_prompt(server)
+    (denial,) = [entry for entry in shop.audit.entries() if entry.rule == "rejected-by-program"]
+    reason = "the resumed run (openai-agents) rejected this call: not twice"
+    assert (denial.policy, denial.effect, denial.reason) == ("lgov", "deny", reason)
+    assert (shop.refunds, shop.requests.all()) == ([], [])
+    shop.audit.close()

@@ -124,6 +124,50 @@ def test_the_command_that_answers_asks_for_a_key_where_only_a_key_answers(
     assert [message.rsplit(" ", 1)[1] for message in caplog.messages] == ["NAME", "-"]
 
 
+@pytest.mark.parametrize("approved_by", [["bob"], ["ada", "bob"]])
+def test_what_was_approved_with_a_key_that_has_ended_counts_no_more(tmp_path: Path, approved_by: list[str]) -> None:
+    policy, keys = four_eyes(tmp_path / "approvals.db")
+    policy.judge(pay())
+    before = only_pending(policy).request_id
+    for name in approved_by:
+        policy.approve(before, by=keys[name])
+    keys["bob"] = policy.requests.add_approver("bob")
+    assert governor(policy).decide(pay()).effect is Effect.ESCALATE
+    anew = only_pending(policy).request_id
+    assert anew != before
+    for name in ("ada", "bob"):
+        policy.approve(anew, by=keys[name])
+    assert governor(policy).decide(pay()).effect is Effect.ALLOW
+
+
+def test_a_rejection_takes_back_an_approval_that_is_not_used(tmp_path: Path) -> None:
+    policy, keys = four_eyes(tmp_path / "approvals.db")
+    subject = governor(policy)
+    subject.decide(pay())
+    request_id = only_pending(policy).request_id
+    for name in ("ada", "bob"):
+        policy.approve(request_id, by=keys[name])
+    with pytest.raises(NotAllowedToAnswer, match="not tom"):
+        policy.reject(request_id, by=keys["tom"])
+    rejected = policy.reject(request_id, by=keys["ada"], reason="not her")  # who approved it, too
+    assert (rejected.state, rejected.answered_by) == ("rejected", "ada")
+    decision = subject.decide(pay())
+    assert (decision.effect, decision.rule) == (Effect.DENY, "approval-rejected")
+    with pytest.raises(PolicyError, match="is rejected already"):
+        policy.approve(request_id, by=keys["eve"])
+
+
+def test_an_approval_that_was_used_cannot_be_taken_back(tmp_path: Path) -> None:
+    policy = ApprovalPolicy(store=tmp_path / "approvals.db")
+    subject = governor(policy)
+    subject.decide(pay())
+    request_id = only_pending(policy).request_id
+    policy.approve(request_id, by="Eve")
+    assert subject.decide(pay()).effect is Effect.ALLOW
+    with pytest.raises(PolicyError, match="is used already"):
+        policy.reject(request_id, by="Eve")
+
+
 def test_a_rule_that_nobody_can_fulfil_is_refused() -> None:
     with pytest.raises(PolicyError, match="by names fewer people"):
         ApprovalPolicy(approvers=2, by=["ada"])

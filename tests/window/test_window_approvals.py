@@ -12,9 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
+from lgov_core._util.files import os_user
 from lgov_core.audit import AuditLog
 from lgov_core.governor import Governor
 from lgov_core.policies import load_policy_file
+from lgov_core.policies.approvals.answers import hash_of
 from lgov_core.policies.approvals.requests import ApprovalRequests
 from lgov_core.types import Action, Point
 from lgov_core.views.governance import approval_files
@@ -159,6 +161,36 @@ def test_a_session_without_a_key_answers_nothing_once_there_are_approvers(
     refused = answer(browser, item, "approve", by="ada")
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
     assert desk.wire(5) == "escalate"
+
+
+def test_the_log_says_which_answers_were_refused_and_whose(
+    served: Opened, desk: Desk, tmp_path: Path, caplog: Any
+) -> None:
+    desk.wire(5)
+    requests = ApprovalRequests(desk.file)
+    keys = {name: requests.add_approver(name) for name in ("ada", os_user())}
+    ended = requests.add_approver("bob")
+    requests.add_approver("bob")
+    browser = served(tmp_path)
+    (item,) = browser.get("approvals")["items"]
+    url, body = f"{browser.url}/view/api/approvals/{item['id']}", {"answer": "approve", "digest": item["digest"]}
+    bearer = {name: {"authorization": f"Bearer {key}"} for name, key in (keys | {"bob": ended}).items()}
+    refusals = [
+        (
+            answer(browser, item, "approve", by="Zoe"),
+            f"{item['id']} is answered with an approver's key, not by the name 'Zoe'",
+        ),
+        (
+            httpx.post(url, json=body, headers=bearer["bob"]),
+            f"{item['id']}: the key {hash_of(ended)[:8]} opens nothing here",
+        ),
+        (httpx.post(url, json=body, headers=bearer[os_user()]), f"{item['id']}: {os_user()} asks for this call"),
+    ]
+    told = str([vars(entry) for entry in caplog.records])
+    for refused, why in refusals:
+        assert refused.status_code in (401, 403)
+        assert why in told.replace("\\", "")
+    assert not any(key in told for key in (*keys.values(), ended))
 
 
 def test_a_request_of_another_window_or_none_is_not_answered(served: Opened, desk: Desk, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class Inquiry:
     ``question`` is what is asked in words, ``rule`` the rule that asks, ``user_text`` the request of the program's user.
     ``requesters`` are the names of those for whom the call is made: none of them may answer with a key. ``approvers`` is how
     many different people have to approve; ``by`` are the names of those who may answer, empty for everyone. ``keyed``: only an
-    approver's key answers. ``carried`` is the framework's name for the call, where the framework carries the question.
+    approver's key answers. ``calls`` are the names of the calls that wait for it, where a framework carries the question.
     """
 
     rule: str = ""
@@ -49,7 +49,7 @@ class Inquiry:
     approvers: int = 1
     by: tuple[str, ...] = ()
     keyed: bool = False
-    carried: str = ""
+    calls: tuple[str, ...] = ()
 
     @classmethod
     def of_rule(cls, options: Mapping[str, Any]) -> Self:
@@ -79,11 +79,15 @@ class Answer:
 def allowed_answer(
     connection: sqlite3.Connection, request_id: str, inquiry: Inquiry, before: Sequence[Answer], by: str, now: float
 ) -> Answer:
-    """The answer of ``by``, a name or a key, to a request that has those of ``before``. Raises `NotAllowedToAnswer`."""
+    """The answer of ``by``, a name or a key, to a request that has those of ``before``.
+
+    Raises `NotAllowedToAnswer`, which says for logs to which request, and by whom.
+    """
+    of = f"approval request {request_id}: "
     if not by.startswith(KEY_PREFIX):
         if inquiry.needs_key or has_approvers(connection):
             raise NotAllowedToAnswer(
-                f"approval request {request_id} is answered with an approver's key",
+                f"approval request {request_id} is answered with an approver's key, not by the name {by!r}",
                 hint="give the key as by, or --by -; lgov approvals FILE --key NAME makes one",
             )
         return Answer(by, now)
@@ -92,16 +96,16 @@ def allowed_answer(
         ended = connection.execute(
             "SELECT name, ended_at FROM ended_keys WHERE key_hash = ?", (hash_of(by),)
         ).fetchone()
-        problem = "this is not the key of an approver of this file"
+        problem = f"this is not the key of an approver of this file (key {hash_of(by)[:8]})"
         if ended is not None:
             problem = f"this key of {ended[0]} ended at {utc(ended[1])}, when another was made"
-        raise NotAllowedToAnswer(problem, hint="lgov approvals FILE --key NAME makes one")
+        raise NotAllowedToAnswer(of + problem, hint="lgov approvals FILE --key NAME makes one")
     if _folded(name) in map(_folded, inquiry.requesters):
-        raise NotAllowedToAnswer(f"{name} asks for this call, so somebody else has to answer")
+        raise NotAllowedToAnswer(f"{of}{name} asks for this call, so somebody else has to answer")
     if inquiry.by and _folded(name) not in map(_folded, inquiry.by):
-        raise NotAllowedToAnswer(f"rule {inquiry.rule} names who may answer: {', '.join(inquiry.by)}; not {name}")
+        raise NotAllowedToAnswer(f"{of}rule {inquiry.rule} names who may answer: {', '.join(inquiry.by)}; not {name}")
     if any(_folded(answer.by) == _folded(name) for answer in before):
-        raise NotAllowedToAnswer(f"{name} has approved this already; it needs {inquiry.approvers} people")
+        raise NotAllowedToAnswer(f"{of}{name} has approved this already; it needs {inquiry.approvers} people")
     return Answer(name, now, hash_of(by)[:8])
 
 

@@ -222,7 +222,7 @@ class ApprovalPolicy(StoredPolicy):
             question=Template(self._question).safe_substitute(names)[:_SHOWN] if self._question else usual,
             user_text=self._texts.request_of(action)[:_SHOWN],
             requesters=_requesters(action),
-            carried=str(action.context[CARRIED]) if self._is_carried(action) else "",
+            calls=(str(action.context[CARRIED]),) if self._is_carried(action) else (),
         )
 
     def _ask_person(self, content: dict[str, Any], digest: str, action: Action) -> _Asked | None:
@@ -357,7 +357,7 @@ class ApprovalPolicy(StoredPolicy):
         return self.requests.approve(request_id, by=by)
 
     def reject(self, request_id: str, *, by: str, reason: str = "") -> ApprovalRequest:
-        """Rejects a pending request; the model reads ``reason``. Raises `PolicyError` when it is not pending any more."""
+        """Rejects a request that is pending, or approved and not used; the model reads ``reason``. Raises `PolicyError`."""
         return self.requests.reject(request_id, by=by, reason=reason)
 
 
@@ -392,6 +392,10 @@ class OpenQuestion:
         except PolicyError as error:
             return error.message
         return ""
+
+    def withdraw(self) -> None:
+        """Withdraws the request, because its call ended without an answer. Raises `PolicyError`."""
+        self.requests.withdraw(self.request.request_id)
 
 
 def _requests(options: ApprovalOptions) -> ApprovalRequests:

@@ -203,10 +203,6 @@ class ApprovalRequests(SharedDatabase):
             rows = connection.execute(f"SELECT {_COLUMNS} FROM requests ORDER BY asked_at, request_id").fetchall()
         return [_request(row) for row in rows]
 
-    def carried(self, call: str) -> list[ApprovalRequest]:
-        """The newest request about the call that a framework names so, if there is one."""
-        return [request for request in self.all() if call and request.inquiry.carried == call][-1:]
-
     def approve(self, request_id: str, *, by: str) -> ApprovalRequest:
         """Approves a pending request. ``by`` is a name, or an approver's key, which has a name.
 
@@ -216,7 +212,10 @@ class ApprovalRequests(SharedDatabase):
         return self._answer(request_id, "approved", by, None)
 
     def reject(self, request_id: str, *, by: str, reason: str = "") -> ApprovalRequest:
-        """Rejects a pending request; the model reads ``reason``. One rejection is enough. As `approve` otherwise."""
+        """Rejects a pending request, or an approved one that is not used yet; the model reads ``reason``.
+
+        One rejection is enough. As `approve` otherwise.
+        """
         return self._answer(request_id, "rejected", by, reason)
 
     def _answer(self, request_id: str, state: State, by: str, reason: str | None) -> ApprovalRequest:
@@ -226,25 +225,26 @@ class ApprovalRequests(SharedDatabase):
             _lapse(connection, now)
             request = _found(connection, request_id)
             request_id = request.request_id
-            if request.state != "pending":
+            is_rejection = state == "rejected"
+            if request.state != "pending" and not (is_rejection and request.state == "approved"):
                 raise PolicyError(
                     f"approval request {request_id} is {request.state} already", hint="have it asked again"
                 )
-            answers = (
-                *request.answers,
-                allowed_answer(connection, request_id, request.inquiry, request.answers, by, now),
-            )
-            until = now + min(request.until - request.asked_at, self.expires_s)
+            before = () if is_rejection else request.answers
+            answer = allowed_answer(connection, request_id, request.inquiry, before, by, now)
+            answers = (*request.answers, answer)
+            since = (request.answered_at if request.state == "approved" else None) or request.asked_at
+            until = now + min(request.until - since, self.expires_s)
             if state == "approved" and len(answers) < request.inquiry.approvers:
                 state, until = "pending", request.until
-            names = " and ".join(answer.by for answer in answers)
+            names = answer.by if is_rejection else " and ".join(answer.by for answer in answers)
             connection.execute(
                 "UPDATE requests SET state = ?, answered_at = ?, answered_by = ?, reason = ?, until = ?, answers = ?"
                 " WHERE request_id = ?",
                 (state, now, names, reason, until, json.dumps([asdict(answer) for answer in answers]), request_id),
             )
             answered = _found(connection, request_id)
-            values = (request_id, *_entry_of(answered, answers[-1], reason))
+            values = (request_id, *_entry_of(answered, answer, reason))
             connection.execute("INSERT INTO unrecorded (request_id, entry, texts) VALUES (?, ?, ?)", values)
             return answered
 
@@ -274,6 +274,7 @@ class ApprovalRequests(SharedDatabase):
     def add_approver(self, name: str) -> str:
         """Makes a key for an approver and returns it: it is not kept, only its SHA-256. It ends the older key of that name.
 
+        A request that was approved with the older key and is not used yet lapses.
         As soon as a file has an approver, its requests are answered with a key. Raises `PolicyError`.
         """
         if not NAME.fullmatch(name):
@@ -315,9 +316,12 @@ class ApprovalRequests(SharedDatabase):
             request, is_new = outcome
             if request.state == "pending":
                 before = inquiry if is_new else request.inquiry
-                everyone = tuple(dict.fromkeys((*before.requesters, *inquiry.requesters)))
+                everyone, calls = (
+                    tuple(dict.fromkeys(getattr(before, name) + getattr(inquiry, name)))
+                    for name in ("requesters", "calls")
+                )
                 keyed = before.needs_key or has_approvers(connection)
-                after = replace(before, requesters=everyone, carried=inquiry.carried, keyed=keyed)
+                after = replace(before, requesters=everyone, calls=calls, keyed=keyed)
                 connection.execute(
                     "UPDATE requests SET inquiry = ?, rollout_id = coalesce(rollout_id, ?) WHERE request_id = ?",
                     (json.dumps(asdict(after)), asking.rollout_id, request.request_id),
@@ -422,13 +426,19 @@ def described(request: ApprovalRequest, path: Path | None, waits_s: float) -> di
 def _lapse(connection: sqlite3.Connection, now: float) -> None:
     """Marks what has lapsed, and forgets what was over a good while ago, so that the table stays small.
 
-    So is an approval from a future further off than clocks are apart: where the clock was put back, its age is unknown.
+    So is an approval from a future further off than clocks are apart: where the clock was put back, its age is unknown. And
+    what somebody approved with a key that has ended.
     """
     connection.execute(
         "UPDATE requests SET state = 'lapsed' WHERE until <= ? AND state IN ('pending', 'approved', 'rejected')", (now,)
     )
     connection.execute(
         "UPDATE requests SET state = 'lapsed' WHERE state = 'approved' AND answered_at > ?", (now + _CLOCKS_APART_S,)
+    )
+    connection.execute(
+        "UPDATE requests SET state = 'lapsed' WHERE state IN ('pending', 'approved') AND EXISTS (SELECT 1"
+        " FROM json_each(answers) AS answer JOIN ended_keys ON name = json_extract(answer.value, '$.by')"
+        " AND substr(key_hash, 1, 8) = json_extract(answer.value, '$.key'))"
     )
     connection.execute("DELETE FROM requests WHERE state IN ('lapsed', 'used') AND until <= ? - 86400", (now,))
 

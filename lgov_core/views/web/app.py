@@ -310,7 +310,8 @@ class _Routes:
     def _guarded(self, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
             if not await run_in_threadpool(self._access.is_open, request):
-                raise NoSessionError("this browser has no session", hint="open the address that was printed")
+                who = self._access.stranger(request)
+                raise NoSessionError(f"{request.url.path}: {who}", hint="open the address that was printed")
             return await endpoint(request)
 
         return guarded
@@ -340,7 +341,7 @@ class _Routes:
         is_open = await run_in_threadpool(self._access.is_open, request)
         if request.method == "POST" and not is_admin and not key:
             raise NoSessionError(
-                "this is not an admin key of the endpoint, nor the key of an approver",
+                f"not an admin key of the endpoint, nor the key of an approver: {self._access.stranger(request)}",
                 hint="lgov serve --show-admin-key prints the one, lgov approvals --key NAME makes the other",
             )
         approver = await run_in_threadpool(self._window.approver, key) if key else None

@@ -23,7 +23,7 @@ from lgov_core.gateway.access import KeyRing
 from lgov_core.gateway.limits import Busy
 from lgov_core.gateway.operation import log_request
 from lgov_core.gateway.protocol import Attribution
-from lgov_core.policies.approvals.answers import KEY_PREFIX
+from lgov_core.policies.approvals.answers import KEY_PREFIX, hash_of
 from lgov_core.store.database import QueryTooSlow
 from lgov_core.store.pages import Filters
 from lgov_core.train.loop.run_files import finite
@@ -273,6 +273,11 @@ class WindowAccess:
         """The approver's key that a request has, or its session was opened with, while it is valid; empty for others."""
         key = _bearer(request.headers) or self._session_key(request) or ""
         return key if key.startswith(KEY_PREFIX) and self._is_approver(key) else ""
+
+    def stranger(self, request: Request) -> str:
+        """Who sends a request that is refused, for logs: by the beginning of the SHA-256 of a key, as records name keys."""
+        key = _bearer(request.headers) or self._session_key(request)
+        return f"the key {hash_of(key)[:8]} opens nothing here" if key else "this browser has no session"
 
     def _session_key(self, request: Request) -> str | None:
         """The key that the session of a request was opened with, empty without one; None without a session."""
