@@ -30,7 +30,7 @@ from lgov_core.commands.options import (
     yes_option,
 )
 from lgov_core.errors import EndpointError, counted
-from lgov_core.places import DEFAULT_AUDIT, policy_beside
+from lgov_core.places import DEFAULT_APPROVALS, DEFAULT_AUDIT, policy_beside
 from lgov_core.settings import load_settings, without_password
 from lgov_core.trace.rollout_spans import attempt_of
 from lgov_core.trace.semconv import TASK_ID
@@ -96,10 +96,10 @@ def view(
         raise click.UsageError("--no-content is for --export")
     if place is None:
         place, audit, policies = _from_settings(audit, policies)
-    usual_audit, policy = _around(place)
+    usual_audit, policy, usual_approvals = _around(place)
     policies = policies or policy
     files = (*approvals, *(path for policy in policies for path in approval_files(policy)))
-    options = WindowOptions(None, audit, files, policies, tokenizer, usual_audit)
+    options = WindowOptions(None, audit, files or (usual_approvals,), policies, tokenizer, usual_audit)
     window = Window(place, options)
     try:
         if export is not None:
@@ -138,16 +138,19 @@ def _from_settings(audit: Path | None, policies: tuple[Path, ...]) -> tuple[str,
     return source, record if settings.store is not None else None, policies or policy
 
 
-def _around(address: str) -> tuple[Path | None, tuple[Path, ...]]:
-    """The audit record and the policy file of a run without options where a store or a run lies."""
+def _around(address: str) -> tuple[Path | None, tuple[Path, ...], Path]:
+    """The audit record and the policy file of a run without options where a store or a run lies, and the usual approvals."""
     path = Path.cwd() if "://" in address else Path(address).absolute()
     folder = path if path.is_dir() else path.parent
+    if folder.name == DEFAULT_AUDIT.parent.name:  # what lies there is of a run in the folder around it
+        folder = folder.parent
     settings = load_settings(folder=folder)
     record = next(
         (file for file in (settings.audit, folder / DEFAULT_AUDIT) if file is not None and file.is_file()), None
     )
     policy = settings.policy or policy_beside(folder)
-    return record, () if policy is None or not policy.is_file() else (policy,)
+    policies = () if policy is None or not policy.is_file() else (policy,)
+    return record, policies, folder / DEFAULT_APPROVALS
 
 
 def mounted_window(

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from lgov_core.audit import AuditLog
 from lgov_core.commands import traces as mounted_window
 from lgov_core.gateway.access import KeyRing
 from lgov_core.policies import ApprovalPolicy
@@ -57,11 +58,19 @@ def place(tmp_path: Path) -> Path:
     return path
 
 
-def test_without_settings_the_policy_beside_a_store_names_the_approvals(place: Path) -> None:
-    policy = "version: 1\nrules:\n- {name: ask, use: approval, tools: [pay], with: {store: asked.db}}\n"
-    (place.parent / "policy.yaml").write_text(policy)
-    ApprovalPolicy(store=place.parent / "asked.db").judge(Action(Point.PRE_TOOL_CALL, "pay", arguments={"sum": 5}))
-    with running("view", str(place), "--port", "0", "--no-open") as process:
+@pytest.mark.parametrize("looked_at", ["store.sqlite", ".lgov/audit.db"])
+@pytest.mark.parametrize(
+    ("asked_in", "has_policy"), [("asked.db", True), (".lgov/approvals.db", True), (".lgov/approvals.db", False)]
+)
+def test_without_settings_the_policy_there_names_the_approvals_or_they_are_in_the_usual_file(
+    place: Path, looked_at: str, asked_in: str, has_policy: bool
+) -> None:
+    (place.parent / ".lgov").mkdir()
+    AuditLog(place.parent / ".lgov/audit.db", signer=None).close()
+    policy = f"version: 1\nrules:\n- {{name: ask, use: approval, tools: [pay], with: {{store: {asked_in}}}}}\n"
+    (place.parent / "policy.yaml").write_text(policy if has_policy else "version: 1\nrules: []\n")
+    ApprovalPolicy(store=place.parent / asked_in).judge(Action(Point.PRE_TOOL_CALL, "pay", arguments={"sum": 5}))
+    with running("view", str(place.parent / looked_at), "--port", "0", "--no-open") as process:
         address = line_with(process, "the window is open at").split()[-1]
         with httpx.Client() as client:
             client.get(address, follow_redirects=False)
