@@ -51,11 +51,12 @@ def approvals(
     that the call itself waits for the answer; otherwise an approval lets the same call through when it is made again. Requests
     that lapsed or were used over a day ago are forgotten.
 
-    REQUEST is an id, or the beginning of one. An approval is for exactly that call, once, until it expires. After a rejection
-    the model reads that, and the reason. Stops with exit status 1 at the first that is not pending; the earlier ones stay
-    answered.
+    REQUEST is an id, or the beginning of one. An approval is for exactly that call, once, until it expires; a rejection takes
+    it back while it is not used. After a rejection the model reads that, and the reason. Stops with exit status 1 at the first
+    that cannot be answered so; the earlier ones stay answered.
 
-    Once an approver has a key, every answer takes one, and its name is the one on record. A new key ends the older one.
+    Once an approver has a key, every answer takes one, and its name is the one on record. A new key ends the older one, and
+    what was approved with that and is not used yet is asked anew. To end a key for good, throw the new one away.
     """
     from lgov_core.policies import ApprovalRequests
     from lgov_core.views.governance import record_answers
