@@ -434,7 +434,7 @@ def approval_first(tool: FunctionTool, inner: Any, acting: GovernorOf, agent: An
 
 
 def own_approval(tool: FunctionTool) -> Any:
-    """Whether the program has its own approval for the tool, as it says: a bool, or a function."""
+    """The approval that the program itself wants for the tool: a bool, or a function."""
     stored = vars(tool)["needs_approval"]
     return getattr(stored, "lgov_inner", stored)
 
@@ -471,7 +471,7 @@ def settle_flow(run: SdkRun, state: Any) -> Flow[None]:
             continue
         if decision.blocks:
             state.reject(item, rejection_message=decision.denial_message())
-        elif not is_own or any(part.request for part in (decision, *decision.parts)):
+        elif not is_own or any(verdict.request for verdict in (decision, *decision.parts)):
             state.approve(item)
 
 
