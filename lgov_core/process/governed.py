@@ -46,7 +46,8 @@ class Blocked:
     """Actions of one name that one rule blocked in the same way: ``count`` of them.
 
     ``effect`` is deny or escalate, with ``would-`` in front in shadow mode. ``decision_id`` is the audit entry of the last
-    one, and ``approval`` the command that answers its request for approval.
+    one, and ``approval`` the command that answers its request for approval. ``reason`` is the last one's; it ``varies`` where
+    another one's was another.
     """
 
     effect: str
@@ -58,6 +59,7 @@ class Blocked:
     decision_id: str | None
     approval: str
     count: int = 1
+    varies: bool = False
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -98,6 +100,7 @@ class BlockedActions:
             kind = self._kinds.get(other.key)
             if kind is not None:
                 kind.count += other.count
+                kind.varies |= other.varies or other.reason != kind.reason
                 kind.reason, kind.decision_id = other.reason, other.decision_id
             elif len(self._kinds) < MAX_KINDS:
                 self._kinds[other.key] = other

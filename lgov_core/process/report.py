@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lgov_core.errors import counted
+from lgov_core.policies.confinement import in_box
 from lgov_core.process.governed import Blocked
 from lgov_core.process.requests import request_lines
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 _WORDS = {
     "agent_startup": ("start",),
-    "input": ("user text",),
+    "input": ("input",),
     "pre_model_call": ("model call",),
     "post_model_call": ("reply", "replies"),
     "pre_tool_call": ("tool call",),
@@ -63,7 +64,8 @@ class ClosingReport:
 
     ``runs_code`` are the programs that a policy lets run the folder's code. ``uncovered`` says for each instrumented
     framework at which points it cannot block. ``children`` counts started programs by name, ``governed_children`` those
-    that were under policy, also if another child started them, of which ``running_children`` have not ended;
+    that were under policy, also if another child started them, of which ``running_children`` have not ended, which in a
+    box (``boxed``) end with it;
     ``ungoverned_children`` are the Python programs that were not, ``other_children`` those that are not Python, both by name;
     ``children_refused``: the status is not 0 for the ungoverned ones.
     ``record_lost``: the status is not 0, since the record is gone or was changed, or its last entries are not signed.
@@ -98,6 +100,7 @@ class ClosingReport:
     unevaluated: dict[str, int] = field(default_factory=dict[str, int])
     unevaluated_refused: bool = False
     left_out: dict[str, int] = field(default_factory=dict[str, int])
+    boxed: bool = field(default_factory=in_box)
     problems: list[str] = field(default_factory=list[str])
 
     def as_json(self) -> dict[str, Any]:
@@ -154,9 +157,8 @@ class ClosingReport:
     def _child_lines(self) -> list[str]:
         lines: list[str] = []
         if self.governed_children:
-            running = f"; {self.running_children} still running, from now on in the record only" * bool(
-                self.running_children
-            )
+            until = "until the box ends" if self.boxed else "from now on in the record only"
+            running = f"; {self.running_children} still running, {until}" * bool(self.running_children)
             lines.append(f"{_started(self.governed_children)} governed{running}")
         if self.ungoverned_children:
             lines.append(
@@ -176,7 +178,8 @@ def blocked_lines(blocked: Sequence[Blocked], audit: str) -> list[str]:
     for kind in blocked[:MAX_BLOCKED]:
         times = f" {kind.count} times" if kind.count > 1 else ""
         where = "" if kind.point == "pre_tool_call" else f" at {kind.point}"
-        line = f"{_EFFECTS[kind.effect]}{times}: {kind.name}{where}, by {kind.policy}/{kind.rule}: {kind.reason[:MAX_REASON]}"
+        reason = ("the last: " if kind.varies else "") + kind.reason[:MAX_REASON]
+        line = f"{_EFFECTS[kind.effect]}{times}: {kind.name}{where}, by {kind.policy}/{kind.rule}: {reason}"
         line = "".join(char if char.isprintable() else "?" for char in line)
         lines.append(f"{line} ({kind.decision_id})" if kind.decision_id else line)
         if kind.effect == "escalate":

@@ -18,6 +18,7 @@ from lgov_core.audit import AuditLog, verify
 from lgov_core.commands import cli
 from lgov_core.policies import ApprovalRequests
 from lgov_core.policies.confinement import read_confinement
+from lgov_core.process.report import ClosingReport
 from lgov_core.store import open_store
 from lgov_core.trace import semconv
 from tests.confine.conftest import Ran, Workspace
@@ -107,6 +108,16 @@ def test_python_that_was_not_governed_in_the_box_is_in_the_auditors_report(works
     CliRunner().invoke(cli, ["export", str(record), "--format", "report", "--to", str(report)])
     (row,) = json.loads(report.read_text())["ungoverned"]
     assert (row["programs"], row["inside"]) == (f"{name} (1)", True)
+
+
+def test_what_still_runs_in_a_box_is_said_to_end_with_it(workspace: Workspace) -> None:
+    ran = workspace.run(
+        "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(5)'])\n"
+    )
+    report = ClosingReport(**json.loads(ran.errors.splitlines()[0])["report"])
+    assert (
+        "1 Python process that the program started was governed; 1 still running, until the box ends" in report.lines()
+    )
 
 
 def test_without_the_token_nothing_is_added(workspace: Workspace) -> None:

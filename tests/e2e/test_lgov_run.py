@@ -171,7 +171,7 @@ def test_the_report_says_what_was_judged(folder: Path) -> None:
         env = {"OPENAI_BASE_URL": model.base_url, "OPENAI_API_KEY": "none"}
         done = lgov_run(folder, "python", write(folder, AGENT), "go", env=env)
     assert (
-        "lgov: langchain: evaluated 1 user text, 2 model calls, 2 replies, 1 tool call, 1 tool result, 1 answer"
+        "lgov: langchain: evaluated 1 input, 2 model calls, 2 replies, 1 tool call, 1 tool result, 1 answer"
         in done.stderr
     )
 

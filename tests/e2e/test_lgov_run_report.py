@@ -42,7 +42,7 @@ def test_a_denial_has_its_tool_rule_reason_and_entry(folder: Path) -> None:
     denied = [line for line in report(done.stderr) if line.startswith("denied")]
     assert len(entries) == 3
     (line,) = denied
-    assert line.startswith("denied 3 times: run_sql, by sql/sql-read-only: ")
+    assert line.startswith("denied 3 times: run_sql, by sql/sql-read-only: the last: ")
     assert line.endswith(f"({entries[-1].entry_id})")
 
 

@@ -100,7 +100,7 @@ def test_the_example_is_governed_by_lgov_run(tmp_path: Path) -> None:
     assert "-- cashier --" not in done.stdout
     assert "2 of my calls were refused" in done.stdout, "the model reads of the hand-over, too"
     assert "governed: openai, openai-agents; decisions: " in done.stderr
-    assert "openai-agents: evaluated 1 user text, 4 model calls" in done.stderr
+    assert "openai-agents: evaluated 1 input, 4 model calls" in done.stderr
     assert "openai: judged" not in done.stderr, "what the SDK asks through the client is judged once"
     assert "2 denied" in done.stderr
     assert verify(tmp_path / "audit.db").ok

@@ -106,3 +106,9 @@ def test_is_denied(text: str) -> None:
 )
 def test_company_does_not_hide_a_command(text: str, company: str) -> None:
     assert POLICY.judge_command(company.format(text.replace("'", ""))).blocks
+
+
+@pytest.mark.parametrize("word", ["$PPID", "$(pgrep agent)"])
+def test_a_word_whose_value_nobody_knows_is_not_called_a_wildcard(word: str) -> None:
+    assert "'$…'" in POLICY.judge_command(f"kill -9 {word}").reason
+    assert "'*'" in POLICY.judge_command("kill -9 '*'").reason

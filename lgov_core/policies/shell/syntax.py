@@ -154,7 +154,9 @@ def unquoted(value: str) -> str:
 
 def shown(word: str) -> str:
     """A word for a message, its placeholders as the characters they replace."""
-    return repr(as_glob(word.replace(UNKNOWN, "$…").replace(BELOW, "**/").replace(HOME, "~"))[:80])
+    return repr(
+        as_glob(word.replace(UNKNOWN, "$…").replace(DIGITS, "$…").replace(BELOW, "**/").replace(HOME, "~"))[:80]
+    )
 
 
 def marked(text: str) -> str:
