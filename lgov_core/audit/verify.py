@@ -74,6 +74,8 @@ _REPORT_DOMAIN: Final = b"lgov-audit-report-v1\0"
 SIGNATURE: Final = ".sig"
 _SEAL: Final = '{"_seal":"'
 _FORMAT: Final = 2
+#: Effects of a decision by which a run does not begin.
+_BLOCKING: Final = ("escalate", "deny")
 #: Runs without an end that are shown in words.
 _RUNS: Final = 10
 _FIRST: Final = bytes(32)
@@ -245,7 +247,10 @@ class _Check:
     anchor: _Anchor | None
     require_signed: bool
     continued: tuple[int, str] | None
-    runs: dict[tuple[str, object], dict[str, Any]] = field(default_factory=dict[tuple[str, object], dict[str, Any]])
+    #: By rollout and attempt, and by the writer that began them.
+    runs: dict[tuple[str, str], dict[str, dict[str, Any]]] = field(
+        default_factory=dict[tuple[str, str], dict[str, dict[str, Any]]]
+    )
     chains: dict[str, tuple[int, bytes]] = field(default_factory=dict[str, tuple[int, bytes]])
     ids: set[str] = field(default_factory=set[str])
     erased: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
@@ -271,8 +276,8 @@ class _Check:
             self.file()
             self.all_entries()
             self.after_entries()
-            self.after_heads()
             self.schema()
+            self.after_heads()
         except _Broken as broken:
             wrong = {"problem": broken.problem, "first_bad": broken.position, "first_bad_id": broken.entry_id}
             wrong["lacking"] = isinstance(broken, _Unsigned)
@@ -352,8 +357,11 @@ class _Check:
                 number, last, digest = next(heads, (number, -1, ""))
         if last > 0:
             raise _Broken(f"head {number} covers entries up to {last}, but the record ends at {good}", good + 1)
-        runs, digest = tuple(self.runs.values()), digest_of_all.hexdigest()
-        self.found = replace(self.found, unsigned=good - self.found.signed, entries_sha256=digest, unended=runs)
+        runs = sorted(
+            (run for of_it in self.runs.values() for run in of_it.values()), key=lambda run: run["first"]["entry"]
+        )
+        unsigned, digest = good - self.found.signed, digest_of_all.hexdigest()
+        self.found = replace(self.found, unsigned=unsigned, entries_sha256=digest, unended=tuple(runs))
         if self.continued is not None and digests.get(self.continued[0]) != self.continued[1]:
             raise _Broken(f"its first {self.continued[0]} entries are not those that the record after it continues")
 
@@ -400,7 +408,7 @@ class _Check:
         if salt is None and ("arguments_sha256" in fields or "content_sha256" in fields):
             self.erased[entry_id] = (position, stored_hash.hex())
         self.about_entries(fields, position, entry_id)
-        self.of_run(fields, position)
+        self.of_run(fields, position, writer)
         if self.foreign is None and self.sealed_after is not None and position > self.sealed_after:
             self.sealed(body, position, seq, writer, entry_id)
         self.chains[writer] = (seq, stored_hash)
@@ -442,18 +450,27 @@ class _Check:
         elif kind == "retirement" and isinstance(retired, dict):
             self.found = replace(self.found, retired=(*self.found.retired, *map(str, cast("dict[str, Any]", retired))))
 
-    def of_run(self, fields: dict[str, Any], position: int) -> None:
-        """Notes that a run begins, goes on or ends: the rollout that a decision at its start, or at its end, is about."""
+    def of_run(self, fields: dict[str, Any], position: int, writer: str) -> None:
+        """Notes that a run begins, goes on or ends: the rollout that a decision at its start, or at its end, is about.
+
+        It ends with its writer's end only. Other entries are of their writer's run, else (a child's) of the newest.
+        """
         point, key = fields.get("point"), (str(fields.get("rollout_id")), str(fields.get("attempt")))
         begins = point == "agent_startup" and fields.get("kind") == "decision"
+        if begins and fields.get("effect") in _BLOCKING:
+            return
+        runs = self.runs.setdefault(key, {}) if begins else self.runs.get(key, {})
         if point == "agent_shutdown":
-            self.runs.pop(key, None)
-        elif begins or key in self.runs:
-            what = " ".join(str(fields[name]) for name in ("kind", "point", "name") if fields.get(name))
-            entry = {"entry": position, "time": _time(fields.get("time_ns")), "what": what}
-            about = {"rollout": key[0], "attempt": fields.get("attempt"), "program": fields.get("name")}
-            about |= {"policy": fields.get("policy_digest"), "first": entry}
-            self.runs.setdefault(key, about)["last"] = entry
+            runs.pop(writer, None)
+            return
+        if not begins and not runs:
+            return
+        run = writer if begins or writer in runs else next(reversed(runs))
+        what = " ".join(str(fields[name]) for name in ("kind", "point", "name") if fields.get(name))
+        entry = {"entry": position, "time": _time(fields.get("time_ns")), "what": what}
+        about = {"rollout": key[0], "attempt": fields.get("attempt"), "program": fields.get("name")}
+        about |= {"policy": fields.get("policy_digest"), "first": entry}
+        runs.setdefault(run, about)["last"] = entry
 
     def erasure(self, fields: dict[str, Any], position: int, entry_id: str) -> None:
         """Notes the entries before it that an erasure names; behind the first head only one that is signed may name any."""

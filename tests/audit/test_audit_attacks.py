@@ -212,6 +212,16 @@ def test_a_record_with_strange_triggers_is_found_and_not_written_to(
         AuditLog(path, signer=key)
 
 
+def test_strange_triggers_are_a_fault_also_where_only_a_signature_seems_to_be_lacking(tmp_path: Path) -> None:
+    with AuditLog(tmp_path / "audit.db", signer=None) as log:
+        log.commit(action(0), DENY)
+    with closing(sqlite3.connect(log.path, isolation_level=None)) as db:
+        db.execute(EVIL[0])
+    report = verify(log.path, require_signed=True)
+    assert (report.ok, report.lacking) == (False, False)
+    assert "tables or triggers" in (report.problem or "")
+
+
 def test_an_entry_that_the_database_drops_in_silence_is_not_acknowledged(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / "audit.db")
     governor = Governor(PolicySet([Rule(ConstantPolicy(Effect.ALLOW))]), audit=log)

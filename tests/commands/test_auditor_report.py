@@ -423,6 +423,33 @@ def test_a_run_that_was_killed_is_named_with_its_last_entry(killed: Path) -> Non
     assert run["policy digest"]
 
 
+def test_a_run_without_an_end_is_one_that_began_and_that_its_own_program_did_not_end(tmp_path: Path) -> None:
+    def note(log: AuditLog, point: Point, effect: Effect = Effect.ALLOW) -> None:
+        log.commit(Action(point, "agent.py", rollout_id="r", attempt=1), Decision(effect, "p", "rule", ""))
+
+    def began_and_last() -> list[tuple[int, int]]:
+        report = lgov_core.audit.verify(tmp_path / "audit.db")
+        return [(run["first"]["entry"], run["last"]["entry"]) for run in report.unended]
+
+    killed, child, again, denied = (AuditLog(tmp_path / "audit.db", signer=None) for _ in range(4))
+    note(denied, Point.AGENT_STARTUP, Effect.DENY)
+    assert began_and_last() == []
+    note(killed, Point.AGENT_STARTUP)
+    note(child, Point.PRE_TOOL_CALL)
+    assert began_and_last() == [(2, 3)]
+    note(again, Point.AGENT_STARTUP)  # under the same rollout and attempt
+    note(child, Point.PRE_TOOL_CALL)
+    assert began_and_last() == [(2, 3), (4, 5)]
+    note(again, Point.AGENT_SHUTDOWN)
+    note(denied, Point.AGENT_STARTUP, Effect.ESCALATE)
+    note(denied, Point.AGENT_SHUTDOWN)  # as the end of a run that was not let begin is judged too
+    assert began_and_last() == [(2, 3)]
+    note(killed, Point.AGENT_SHUTDOWN)
+    assert began_and_last() == []
+    for log in (killed, child, again, denied):
+        log.close()
+
+
 def test_the_report_is_signed_with_the_key_of_the_record(record: Path) -> None:
     folder = record.parent
     assert lgov("export", str(record), "--format", "report", "--to", "report.html").exit_code == 0
