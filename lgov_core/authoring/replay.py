@@ -276,12 +276,12 @@ def in_order(
 ) -> Iterator[tuple[RecordedAction, _T]]:
     """Each action with what ``judge`` says of it once ``observe`` had what came before it; None is passed over.
 
-    Both run in a scope as it was then: where a rollout has several sessions, they are conversations that a framework named,
-    and else the one is the program's.
+    Both run in a scope as it was then: the session that all of a rollout have is the program's, and others are
+    conversations that a framework named.
     """
     sessions: dict[str | None, set[str | None]] = defaultdict(set)
     for act in recorded:
-        if act is not None and act.action.session_id is not None:
+        if act is not None and act.action.rollout_id is not None:
             sessions[act.action.rollout_id].add(act.action.session_id)
 
     def scope_of(action: Action) -> enter_scope:

@@ -202,7 +202,8 @@ _T = TypeVar("_T")
 class ByConversation(Generic[_T]):
     """Values by name, conversation and time: models write the ids of tool calls anew in each conversation (``call_0``).
 
-    Those of the same conversation are found. Where nothing is known of the conversation, those of a single one may be meant.
+    Those of the same conversation are found. Where nothing is known of the conversation, those of none are meant; and who
+    asks for none means those of a single one.
     """
 
     def __init__(self) -> None:
@@ -222,8 +223,8 @@ class ByConversation(Generic[_T]):
     def known(self, name: Hashable, conversation: str | None, at: float = math.inf) -> list[_T]:
         """The values of that name and conversation until then, in the order of time."""
         of_name = self._values.get(name, {})
-        if conversation not in self._conversations and len(of_name) == 1:
-            (conversation,) = of_name
+        if conversation not in self._conversations:
+            conversation = next(iter(of_name)) if conversation is None and len(of_name) == 1 else None
         return [value for since, _, value in of_name.get(conversation, ()) if since <= at]
 
     def find(self, name: Hashable, conversation: str | None, at: float) -> _T | None:

@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from lgov_core.authoring.replay import from_store
+from lgov_core.authoring.replay import RecordedAction, from_store, in_order
+from lgov_core.scope import RolloutScope, current_scope, enter_scope
 from lgov_core.store import open_store
+from lgov_core.trace import semconv
+from lgov_core.types import Action, Point, Span, ToolOutcome
 from lgov_core.views.attempt_builder import read_attempt
+from tests.authoring.recorded_acts import ActRecord
 from tests.commands.cli_runner import LGOV, lgov
 
 POLICY = """
@@ -116,3 +120,51 @@ def test_a_policy_is_suggested_from_every_call_that_ran(run: Path, monkeypatch: 
     monkeypatch.chdir(run)
     done = lgov("policy", "suggest", "runs.db", "-o", "suggested.yaml")
     assert "it denies 0 of the 3 calls that it is made from" in done.output
+
+
+@pytest.mark.parametrize(
+    ("chat_of", "asker", "text"),
+    [
+        ("ada", "mallory", None),
+        ("ada", None, "mail ada@x.org"),
+        (None, "mallory", "mail ada@x.org"),
+        ("ada", "ada", "mail ada@x.org"),
+    ],
+    ids=["of another", "asker without one", "said in none", "its own"],
+)
+def test_nobody_gets_the_words_of_another_conversation(
+    chat_of: str | None, asker: str | None, text: str | None
+) -> None:
+    record = ActRecord()
+    messages = json.dumps([{"role": "user", "content": "mail ada@x.org"}])
+    attributes = {semconv.OPERATION: semconv.CHAT, semconv.INPUT_MESSAGES: messages}
+    attributes |= {} if chat_of is None else {semconv.CONVERSATION_ID: chat_of}
+    record.store.add_span(Span("chat", "s-ada", 0.0, 1.0, attributes, "r", 1))
+    with enter_scope(RolloutScope("r", 1, session_id=asker)):
+        mail = Action(Point.PRE_TOOL_CALL, "mail", arguments={"to": "ada@x.org"}, call_id="call_0")
+        record.governor.record(ToolOutcome(mail, "ok", decision=record.governor.decide(mail)))
+    (act,) = record.acts()
+    assert act is not None
+    assert (act.action.session_id, act.action.context.get("user_text")) == (asker, text)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "sessions", "of_program"),
+    [
+        ("r", ["ada", "ada"], "ada"),
+        ("r", ["ada", None], None),
+        ("r", ["ada", "bo"], None),
+        (None, ["ada", "ada"], None),
+    ],
+)
+def test_a_program_has_the_session_that_every_action_of_its_rollout_has(
+    rollout: str | None, sessions: list[str | None], of_program: str | None
+) -> None:
+    actions = [Action(Point.PRE_TOOL_CALL, "mail", rollout_id=rollout, session_id=session) for session in sessions]
+    recorded = [RecordedAction(action, None, None, None, None) for action in actions]
+
+    def session_in_force(_: RecordedAction) -> str | None:
+        scope = current_scope()
+        return None if scope is None else scope.session_id
+
+    assert [session for _, session in in_order(recorded, print, session_in_force)] == [of_program] * 2
