@@ -302,17 +302,22 @@ def _is_loaded(path: str) -> bool:
     searched, dotted = set(map(os.path.realpath, sys.path)), "" if module == "__init__" else module
     while folder != os.path.dirname(folder):
         imported = dotted in sys.modules or dotted in _STARTED_WITH or dotted.startswith(package)
-        if folder in searched and (imported or dotted in MissedModules.names or _is_installed(dotted)):
+        if folder in searched and (imported or dotted in MissedModules.names or _is_elsewhere(dotted, folder)):
             return True
         folder, last = os.path.split(folder)
         dotted = f"{last}.{dotted}".rstrip(".")
     return False
 
 
-def _is_installed(name: str) -> bool:
+def _is_elsewhere(name: str, folder: str) -> bool:
+    """Returns whether Python finds a module of that name in another folder than ``folder``, the real path of one of them."""
     if "." in name or name in sys.stdlib_module_names:
         return "." not in name
-    return PathFinder.find_spec(name, [folder for folder in sys.path if folder.endswith(_INSTALLED)]) is not None
+    # Of the folder of Python's own, only the package of its tests, which any program may name a file after, is left.
+    passed = (folder, os.path.dirname(os.path.realpath(os.__file__)))
+    return (
+        PathFinder.find_spec(name, [start for start in sys.path if os.path.realpath(start) not in passed]) is not None
+    )
 
 
 def _holds_modules(path: str) -> bool:

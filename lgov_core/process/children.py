@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from lgov_core.errors import InstrumentationError
 from lgov_core.governance import Governance
+from lgov_core.places import MissedModules
 from lgov_core.policies.approvals import notices as approval_notices
 from lgov_core.process.governed import (
     Blocked,
@@ -411,6 +412,8 @@ class _Child:
         return self.opened.governor
 
     def begin(self) -> None:
+        if MissedModules not in sys.meta_path:
+            sys.meta_path.append(MissedModules)
         enter_scope(self.scope).__enter__()  # for as long as the process lives
         carry_into_threads()
         FrameworkGuard(installed_adapters(self.manager), self.governor, _refuse).install()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from lgov_core.audit import AuditLog
+from lgov_core.places import is_started_with
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
 from tests.confine.conftest import why_not
 from tests.e2e.lgov_runs import lgov_run, write
@@ -238,3 +240,33 @@ for path in ("FILE", "beside.py"):
     ran = lgov_run(folder, "python", *command, options=("--confine", "--preset", "workspace", "--json"))
     assert ran.stdout == f"{file} read-only\nbeside.py written\n", ran.stderr
     assert json.loads(ran.stderr.splitlines()[-1])["confinement"]["changed"] == []
+
+
+def test_a_module_of_any_folder_that_python_searches_cannot_be_shadowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, libraries = tmp_path / "program", tmp_path / "libraries"
+    for folder in (program, libraries):
+        folder.mkdir()
+    (libraries / "helperlib.py").touch()  # which nothing has imported yet
+    (program / "own.py").touch()
+    monkeypatch.setattr(sys, "path", [str(program), *sys.path, str(libraries)])
+    names = ("helperlib.py", "helperlib/__init__.py", "test.py", "own.py", "new.py")
+    assert [name for name in names if is_started_with(str(program / name))] == [*names[:2]]
+    assert not is_started_with(str(libraries / "helperlib.py"))
+
+
+def test_a_governed_child_keeps_the_names_that_it_looked_for_in_vain_too(folder: Path) -> None:
+    write(folder, CHILD, "child.py")
+    done = lgov_run(
+        folder, "python", write(folder, "import subprocess, sys; subprocess.run([sys.executable, 'child.py'])")
+    )
+    assert (done.stdout, done.returncode) == ("True False\n", 0), done.stderr
+
+
+CHILD = """
+import importlib.util, os
+from lgov_core.places import is_started_with
+importlib.util.find_spec("nowhere_installed")
+print(*(is_started_with(os.path.abspath(name)) for name in ("nowhere_installed.py", "never_looked_for.py")))
+"""
