@@ -184,12 +184,14 @@ def start_offline(command: Sequence[str]) -> OfflineStart:
 @contextlib.contextmanager
 def _left_by_signals() -> Generator[None]:
     """Raises `SystemExit` in the block where a signal would end this process at once, with what it started left running."""
-    before = {number: signal.signal(number, lambda number, _frame: sys.exit(128 + number)) for number in ENDING}
+    numbers = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, lambda number, _frame: sys.exit(128 + number))
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _wait(process: subprocess.Popen[bytes], program: str) -> None:

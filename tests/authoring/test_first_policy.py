@@ -167,18 +167,23 @@ def test_a_server_that_does_not_end_is_ended_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["app.py"]
 
 
-def test_an_init_that_is_ended_by_a_signal_ends_what_it_started(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", [[], ["nohup"]], ids=["alone", "nohup"])
+def test_an_init_that_is_ended_by_a_signal_ends_what_it_started(tmp_path: Path, first: list[str]) -> None:
     (tmp_path / "app.py").write_text(
         "import http.server\n"
         "server = http.server.HTTPServer(('127.0.0.1', 0), http.server.BaseHTTPRequestHandler)\n"
         "open('port', 'w').write(str(server.server_port))\n"
         "server.serve_forever()\n"
     )
-    command = [sys.executable, "-m", "lgov_core", "init", "--", "python", "app.py"]
+    command = [*first, sys.executable, "-m", "lgov_core", "init", "--", "python", "app.py"]
     init = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE)
     assert init.stderr is not None
     assert init.stderr.readline() == b"python app.py runs offline; it is ended after 120 s\n"
     assert len(processes_in(tmp_path)) > 1, "of init itself and of what it started"
+    if first:
+        init.send_signal(signal.SIGHUP)  # which nohup has it ignore
+        with pytest.raises(subprocess.TimeoutExpired):
+            init.wait(3)
     init.terminate()
     assert init.wait(60) == 128 + signal.SIGTERM
     assert processes_in(tmp_path) == []
