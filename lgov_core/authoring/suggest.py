@@ -44,7 +44,9 @@ from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies.conversation import MAX_VALUE, MIN_VALUE
 from lgov_core.policies.flow import FlowPolicy, ValueSource
 from lgov_core.policies.network.addresses import KINDS, Address, leaves_of
+from lgov_core.policies.options import folder_joined
 from lgov_core.policies.path import PATH_ARGUMENTS
+from lgov_core.policies.shell.policy import ShellOptions
 from lgov_core.policies.sql.names import GUARDED, READS
 from lgov_core.policies.sql.policy import COMMON_DIALECTS, SQL_ARGUMENTS
 from lgov_core.policies.sql.reader import SQLTouches
@@ -345,13 +347,15 @@ def suggest(
     folder: Path | None = None,
     dialects: Sequence[str] = COMMON_DIALECTS,
     policy: str = "",
+    policy_folder: Path | None = None,
 ) -> Suggestion:
     """The least-privilege policy for the tool calls in ``recorded`` that ran, were objected to by no policy and did not fail.
 
     Nothing is run or written. ``source`` names the record in the file's first comment; ``folder`` is where the file will
     be (default: the working directory), from which its relative paths count. SQL is read in the first of ``dialects`` in
     which all of it is understood. Each rule is the strictest of its candidates that denies none of the needed calls. Of the
-    text of the ``policy`` that they were recorded under it keeps ``confine``, and each box and shell rule that denies none.
+    text of the ``policy`` that they were recorded under it keeps ``confine``, and each box and shell rule that denies none;
+    relative folders of these count from ``policy_folder``, where that file lies: where it is None, such a rule is left out.
     Raises `PolicyError` when there is no such call, or for an unknown dialect.
     """
     folder = folder or Path.cwd()
@@ -365,7 +369,7 @@ def suggest(
         )
     tools = by_tool(needed)
     offered = {name: schema for act in acts for name, schema in act.offered.items()}
-    confine, held = _held(policy, tools, folder)
+    confine, held = _held(policy, tools, folder, policy_folder)
     rules = [rule for tool in tools for rule in _of_tool(tool, folder, dialects, offered.get(tool.name), held)]
     rules += held
     for candidates in flow_rules(tools, acts):
@@ -386,18 +390,29 @@ def suggest(
     )
 
 
-def _held(policy: str, tools: Sequence[ToolActs], folder: Path) -> tuple[dict[str, Any], list[ProposedRule]]:
-    """The key ``confine`` of a policy, and its box and shell rules, for ``tools``, that deny none of their calls in there."""
+def _held(
+    policy: str, tools: Sequence[ToolActs], folder: Path, before: Path | None
+) -> tuple[dict[str, Any], list[ProposedRule]]:
+    """The key ``confine`` of a policy, and its box and shell rules, for ``tools``, that deny none of their calls in there.
+
+    ``before`` is the folder of that policy, None where it is not known.
+    """
     document: Any = read_yaml(policy, "the policy of the record")[0]
     if not isinstance(document, dict):
         return {}, []
     confine, held = {key: document[key] for key in ("confine",) if key in document}, list[ProposedRule]()
-    for rule in document.get("rules", ()):
+    for rule in document.get("rules") or ():
         if rule.get("use") not in ("box", "shell"):
             continue
+        options: dict[str, Any] = rule.get("with") or {}
+        joined = {name: folder_joined(before or "/", options[name]) for name in ShellOptions.paths if options.get(name)}
+        moved = before != folder and any(joined[name] != options[name] for name in joined)
+        if moved and before is None:
+            continue
+        anew: dict[str, Any] = {"with": {**options, **joined}} if moved else {}
         of_it = [tool for tool in tools if matches_any(tool.name, rule.get("tools", ("*",)))]
         kept = ProposedRule(
-            {**rule, "tools": [glob.escape(tool.name) for tool in of_it]}, ["of the policy of the record"]
+            {**rule, **anew, "tools": [glob.escape(tool.name) for tool in of_it]}, ["of the policy of the record"]
         )
         actions = [action for tool in of_it for action in tool.actions]
         if of_it and holds(kept, actions, folder, confine):

@@ -235,19 +235,19 @@ def suggest(
     from lgov_core._util.files import atomic_write
     from lgov_core.authoring import suggest as suggest_policy
     from lgov_core.policies.sql.policy import COMMON_DIALECTS
-    from lgov_core.settings import load_settings, read_written
+    from lgov_core.settings import load_settings
 
     if output is not None and output.exists() and not force:
         raise PolicyError(f"{output} already exists", hint="choose another name, or replace it with --force")
-    named = load_settings().policy
-    policy = read_written(named).decode("utf-8-sig") if named is not None and named.is_file() else ""
+    policy, file = _policy_of(source, load_settings().policy)
     with recorded_actions(source) as recorded:
         suggestion = suggest_policy(
             recorded,
             source=without_password(source),
             folder=None if output is None else output.absolute().parent,
             dialects=COMMON_DIALECTS if dialect is None else (dialect,),
-            policy=_policy_on_record(source) or policy,
+            policy=policy,
+            policy_folder=None if file is None else file.absolute().parent,
         )
     if output is not None:
         atomic_write(output, suggestion.text.encode())
@@ -267,13 +267,26 @@ def suggest(
     ctx.exit(Exit.FINDING if suggestion.denied else Exit.OK)
 
 
-def _policy_on_record(source: str) -> str:
-    """The text of the policy that an audit record is under last; empty where there is none, as in a trace store."""
-    if not is_audit_record(source):
-        return ""
-    with opened_record(Path(source)) as log:
-        texts = [json.loads(entry.content or "{}").get("policy") for entry in log.entries() if entry.kind == "policy"]
-    return next((text for text in reversed(texts) if text), "")
+def _policy_of(source: str, named: Path | None) -> tuple[str, Path | None]:
+    """The text of the policy that an audit record is under last, else of ``named``; with its file, where that is known."""
+    text, name = "", ""
+    if is_audit_record(source):
+        with opened_record(Path(source)) as log:
+            for entry in log.entries():
+                if entry.kind == "policy" and (on_record := json.loads(entry.content or "{}").get("policy")):
+                    text, name = on_record.removeprefix("\ufeff"), entry.name or ""
+    if not text:
+        return _text_of(named), named
+    file = Path(name)
+    if not file.is_absolute():  # as it was given to a run, whose folder is not on record
+        return text, next((each for each in (file, named) if _text_of(each) == text), None)
+    return text, file
+
+
+def _text_of(file: Path | None) -> str:
+    from lgov_core.settings import read_written
+
+    return read_written(file).decode("utf-8-sig", "replace") if file is not None and file.is_file() else ""
 
 
 def _call_fields(recorded: RecordedAction, decision: Decision) -> dict[str, Any]:

@@ -15,13 +15,14 @@ from lgov_core.authoring import Suggestion, suggest
 from lgov_core.authoring.rules import CWD_GUESSED
 from lgov_core.commands import cli
 from lgov_core.errors import PolicyError
+from lgov_core.governance import Governance
 from lgov_core.governor import Governor
 from lgov_core.policies import dry_run, load_policies, load_policy_file
 from lgov_core.policies.confinement import made_for_box
 from lgov_core.policies.network.addresses import KINDS
 from lgov_core.store import open_store
 from lgov_core.trace.sink import StoreSink
-from lgov_core.types import Action, Decision, Effect, Point
+from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome
 
 
 def suggested(record: ActRecord) -> Suggestion:
@@ -413,3 +414,42 @@ def test_what_the_box_and_its_rules_held_in_the_record_the_proposal_holds_too(
     outside = load_policy_file("policy.yaml")
     for tool, arguments in (("run_shell", {"command": "python3 -m pytest -q"}), ("run_code", {"code": "print(1)"})):
         assert outside.judge(Action(Point.PRE_TOOL_CALL, tool, arguments=arguments)).blocks, "runs in a box only"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_kept_rule_means_the_folder_that_it_meant_where_it_was_written(tmp_path: Path, known: bool) -> None:
+    record = ActRecord()
+    record.act("run_shell", {"command": "ls"})
+    folder, before = tmp_path / "new", tmp_path / "old"
+    proposed = suggest(record.acts(), source="r", folder=folder, policy=BOXED, policy_folder=before if known else None)
+    kept = [rule for rule in yaml.safe_load(proposed.text)["rules"] if rule.get("name") == "shell"]
+    assert [rule["with"]["cwd"] for rule in kept] == ([str(before / "work")] if known else [])
+
+
+def test_a_policy_without_rules_holds_nothing(tmp_path: Path) -> None:
+    record = ActRecord()
+    record.act("drop", {})
+    assert suggest(record.acts(), source="r", policy="version: 1\ndefault: allow\nrules:\n").tools == ["drop"]
+
+
+def test_the_folder_of_a_recorded_policy_is_that_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("work", "elsewhere"):
+        (tmp_path / folder).mkdir()
+    shell = "{name: shell, tools: [run_shell], use: shell, with: {argument: [command], cwd: work}}"
+    (tmp_path / "old.yaml").write_text(f"version: 1\nrules: [{shell}]\n")
+    with Governance(policy=Path("old.yaml"), audit=Path("audit.db")).open() as opened:
+        action = Action(Point.PRE_TOOL_CALL, "run_shell", arguments={"command": "ls"}, rollout_id="r")
+        opened.governor.record(ToolOutcome(action, "ok", decision=opened.governor.decide(action)))
+
+    def kept_in(file: str) -> list[str]:
+        done = lgov("policy", "suggest", "audit.db", "-o", file, "--force")
+        assert done.exit_code == 0, done.output
+        return [
+            rule["with"]["cwd"] for rule in yaml.safe_load(Path(file).read_text())["rules"] if rule["name"] == "shell"
+        ]
+
+    assert kept_in("new.yaml") == ["work"]
+    assert kept_in("elsewhere/new.yaml") == [str(tmp_path / "work")]
+    (tmp_path / "old.yaml").write_text("version: 1\nrules: [{use: allow}]\n")  # nothing says any more where it lay
+    assert kept_in("new.yaml") == []
