@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -49,7 +48,6 @@ from lgov_core.scope import inherited
 from lgov_core.types import Decision
 
 _NAME = "lgov_probe"
-_TEAMS = itertools.count(1)
 
 
 def patch(patches: Patches) -> None:
@@ -247,17 +245,12 @@ def _is_own_method(agent: Any) -> bool:
 
 
 def _run_of(governor: Governor, name: str, owner: object, team: Any = None) -> tuple[Run, LiveSpan]:
-    """A run and its span. A team has no ``owner`` and no agent: what its members do is theirs.
-
-    A team's id is made anew in each process. Its number, by which team ran first, is the same when the program is run again.
-    """
+    """A run and its span. A team has no ``owner`` and no agent: what its members do is theirs."""
     attributes: dict[str, Any] = {semconv.AGENT_NAME: name, semconv.FRAMEWORK: FRAMEWORK}
     attributes[semconv.CONVERSATION_ID] = _internals.team_id(team)
     above = inherited(RUN)
-    if team is not None and "_lgov_number" not in vars(team):
-        team._lgov_number = next(_TEAMS)
-    number = (above.team if above is not None else 0) if team is None else team._lgov_number
-    run = Run(None if owner is None else name, owner, above, covered_call(), number)
+    of_team = team is not None or (above is not None and above.of_team)
+    run = Run(None if owner is None else name, owner, above, covered_call(), of_team)
     return run, LiveSpan(governor, semconv.INVOKE_AGENT, name, attributes)
 
 

@@ -25,14 +25,14 @@ class Run:
     """One run of an agent. ``owner`` is the agent itself, ``inside`` the evaluated tool call that started the run.
 
     ``aborted`` is set when a decision ends the run where raising would leave the agent waiting for ever; `_step` and the
-    next model call raise it. ``team`` is the number of the team that it is of, 0 without one. Used by the tasks of one run.
+    next model call raise it. ``of_team`` says that it is one of a team. Used by the tasks of one run.
     """
 
     agent: str | None = None
     owner: object = None
     parent: Run | None = None
     inside: CoveredCall | None = None
-    team: int = 0
+    of_team: bool = False
     aborted: Decision | None = None
     aborted_calls: set[str] = field(default_factory=set[str])
 

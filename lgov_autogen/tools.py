@@ -49,7 +49,7 @@ def tool_action(
         agent=agent if agent is not None or run is None else run.agent,
         framework=FRAMEWORK,
         call_id=call_id or None,
-        context={UNNAMED: run.team} if run is not None and run.team else {},
+        context={UNNAMED: True} if run is not None and run.of_team else {},
         native=native,
     )
 

@@ -20,7 +20,7 @@ from lgov_core.types import Decision, Effect, Policy
 SHADOW: Final = "lgov.shadow"
 #: In the context of a tool call whose framework can pause the run and carry a question to a person: its name for the call.
 CARRIED: Final = "lgov.carried"
-#: In the context of a tool call whose session's id is made anew in each process, so that it names none of the user: its number.
+#: In the context of a tool call whose session's id is made anew in each process, so that it names none of the user: True.
 UNNAMED: Final = "lgov.unnamed"
 #: The rule of the decision by which people approved a call.
 APPROVED: Final = "approved"

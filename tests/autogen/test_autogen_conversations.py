@@ -14,6 +14,7 @@ from autogen_agentchat.teams import RoundRobinGroupChat
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
 from lgov_autogen import instrument, uninstrument
+from lgov_core._util.files import os_user
 from lgov_core.governor import Governor
 from lgov_core.policies import ApprovalRequests
 from lgov_core.policies.base import BoundedPolicy
@@ -93,34 +94,38 @@ for number in range(2):
 """
 
 
-@pytest.mark.parametrize("named", ["nobody", "user"])
-def test_what_a_team_was_allowed_the_team_of_the_next_run_may_do(tmp_path: Path, named: str) -> None:
-    """The id that AutoGen gives a team names nobody, and is another one in each process; teams of a process stay apart."""
-    rule = "{name: person, tools: [work], use: approval, with: {store: approvals.db}}"
+@pytest.mark.parametrize(
+    ("named", "per", "paid"), [("nobody", "requester", ""), ("user", "requester", "1\n"), ("nobody", "global", "0\n")]
+)
+def test_what_a_team_was_allowed_no_team_of_another_process_may_do_unless_told_whose_it_is(
+    tmp_path: Path, named: str, per: str, paid: str
+) -> None:
+    """The id that AutoGen gives a team names nobody, and is another one in each process: the next run, or worker."""
+    rule = f"{{name: person, tools: [work], use: approval, with: {{store: approvals.db, per: {per}}}}}"
     (tmp_path / "policy.yaml").write_text(f"version: 1\nrules:\n- {{name: tools, use: allow}}\n- {rule}\n")
     (tmp_path / "program.py").write_text(PAYING)
     with ScriptedModelServer(_replies) as server:
-        command = [
-            sys.executable,
-            "-m",
-            "lgov_core",
-            "run",
-            "--policy",
-            "policy.yaml",
-            "--",
-            sys.executable,
-            "program.py",
-        ]
+        governed = [sys.executable, "-m", "lgov_core", "run", "--policy", "policy.yaml", "--", sys.executable]
 
-        def run() -> None:
-            subprocess.run([*command, server.base_url, named], cwd=tmp_path, check=True, timeout=120, env=ENVIRONMENT)
+        def run() -> str:
+            command = [*governed, "program.py", server.base_url, named]
+            done = subprocess.run(
+                command, cwd=tmp_path, check=True, timeout=120, env=ENVIRONMENT, capture_output=True, text=True
+            )
+            return done.stderr
 
-        run()
+        report = run()
         requests = ApprovalRequests(tmp_path / "approvals.db")
-        first, second = sorted(requests.pending(), key=lambda request: request.asked_at)
-        names = [request.inquiry.requesters[0] == f"user {n}" for n, request in enumerate((first, second))]
-        assert names == [named == "user"] * 2
-        assert len(first.inquiry.requesters) == (2 if named == "user" else 1)
-        requests.approve(second.request_id, by="Eve")
+        asked = sorted(requests.pending(), key=lambda request: request.asked_at)
+        assert len(asked) == (1 if per == "global" else 2)
+        for number, request in enumerate(asked):
+            names = (f"user {number}",) if named == "user" else ()
+            assert request.inquiry.requesters[: len(names)] == names
+            assert request.inquiry.requesters[-1] == os_user()
+            assert request.requester == (f"conversation user {number}" if names else request.inquiry.requesters[0])
+            assert len(request.inquiry.requesters) == (3 if names else 1), "and the rollout that the program entered"
+        assert ("a team has another id in the next run" in report) is (not paid)
+        requests.approve(asked[-1].request_id, by="Eve")
         run()
-    assert (tmp_path / "done.txt").read_text() == "1\n", "the first team did not get the approval of the second"
+    done = tmp_path / "done.txt"
+    assert (done.read_text() if done.exists() else "") == paid

@@ -95,15 +95,15 @@ class ApprovalPolicy(StoredPolicy):
     ``tools`` are globs for the tools that need an approval. An approval is for one call of this tool, with these arguments,
     by this agent, and lapses after ``expires_s`` seconds. It serves the ``requester`` for whom it was asked: the ``user`` of
     the action's context, else the session, else the rollout that the program entered; a program that names none of them can
-    use it when it is run again. ``per`` binds it to something else; only with ``global`` can one user's approval serve
-    another. A change of this rule's name or options makes every call a new request.
+    use it when it is run again, but not AutoGen's teams. ``per`` binds it to something else; only with ``global`` can one
+    user's approval serve another. A change of this rule's name or options makes every call a new request.
 
     Without ``approver`` the call escalates: it does not run, and the model reads the id of the request. The request waits
     in ``pending()`` until ``approve`` or ``reject`` answers it; with ``store`` (a path, or `ApprovalRequests`) also from
     another program. The same call, made again, is then evaluated by every policy. With ``wait_s`` the call itself first
     waits up to that many seconds; with ``unattended: deny`` only where a person can be asked: by a ``command``, a
-    ``webhook``, or the terminal that standard error goes to. In shadow mode no person is asked: the decision says that a
-    person would have been.
+    ``webhook``, or the terminal that standard error goes to. In shadow mode no person is asked: the decision says one
+    would have been.
 
     ``question`` is what the person reads first, with ``$name`` for the value of an argument. ``approvers`` is how many
     people have to approve, ``by`` the names of those who may answer, and of ``teams``; both take approvers with keys
@@ -200,8 +200,6 @@ class ApprovalPolicy(StoredPolicy):
         return inquiry.decision
 
     def _content(self, action: Action) -> dict[str, Any]:
-        if number := _number(action):
-            action = action.changed(session_id=f"number {number} of the process")
         return {
             "format": 1,
             "policy": self._settings,
@@ -243,6 +241,11 @@ class ApprovalPolicy(StoredPolicy):
             late = f"; there was no answer within {self.wait_s:g} s" if self.wait_s and not is_carried else ""
             if late and self._patience_s(action) < self.wait_s:
                 late = "; no person can be asked here: it is answered by lgov approvals, before the next run"
+            if _is_unnamed(action) and str(action.session_id) in content["scope"][self.per]:
+                late += (
+                    "; the approval serves this team only, and a team has another id in the next run: for that, the program"
+                    " names a user or a session, or the rule says per: global"
+                )
             reason = f"a person has to approve this call first (request {request.request_id}){late}"
             decision = self.escalate("approval-pending", reason, Severity.MEDIUM)
             if is_carried:
@@ -414,17 +417,17 @@ def _requests(options: ApprovalOptions) -> ApprovalRequests:
     return ApprovalRequests(path, clock=options.clock, notices=(notice,))
 
 
-def _number(action: Action) -> int:
-    """The number, from 1, of a session whose id nobody chose: another process gives it another id. 0 for any other."""
+def _is_unnamed(action: Action) -> bool:
+    """Returns whether nobody chose the id of the session: another process gives it another one."""
     scope = current_scope()
-    return 0 if scope is not None and scope.session_id else action.context.get(UNNAMED, 0)
+    return bool(action.context.get(UNNAMED)) and (scope is None or not scope.session_id)
 
 
 def _requesters(action: Action) -> tuple[str, ...]:
     """Everyone for whom a call is made: its user, its session and whose that is (``NAME/...``), its rollout and, last, who runs
     the program. At the endpoint a rollout is the owner of the key.
     """
-    user, session = action.context.get("user"), "" if _number(action) else action.session_id or ""
+    user, session = action.context.get("user"), "" if _is_unnamed(action) else action.session_id or ""
     names = (user, session, session.partition("/")[0], _own_rollout(action), os_user())
     return tuple(dict.fromkeys(name for name in names if isinstance(name, str) and name))
 
@@ -434,8 +437,9 @@ def _requester(action: Action) -> str:
     user = action.context.get("user")
     if isinstance(user, str) and user:
         return f"user {user}"
-    names = [f"session {count_key(action, 'session')}"] if action.session_id else []
-    if (not names or _number(action)) and (rollout := _own_rollout(action)):
+    is_unnamed = _is_unnamed(action)
+    names = [f"{'team' if is_unnamed else 'session'} {count_key(action, 'session')}"] if action.session_id else []
+    if (not names or is_unnamed) and (rollout := _own_rollout(action)):
         names.append(f"rollout {rollout}")
     return ", ".join(names)
 

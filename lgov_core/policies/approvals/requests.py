@@ -121,10 +121,10 @@ class ApprovalRequest:
 
     @property
     def requester(self) -> str:
-        """For whom it was asked first, in words: ``user ada``, ``conversation ada/x``, or a name."""
+        """For whom it was asked first, in words: ``user ada``, ``conversation ada/x``, or a name. A team's id names nobody."""
         kind, _, name = str(self.content.get("scope", {}).get("requester", "")).partition(" ")
         words = f"{'conversation' if kind == 'session' else kind} {name}"
-        return words if name else next(iter(self.inquiry.requesters), "")
+        return words if name and kind != "team" else next(iter(self.inquiry.requesters), "")
 
     @property
     def answered(self) -> str:
