@@ -18,6 +18,7 @@ from lgov_core.governance import Governance, record_answers
 from lgov_core.policies import ApprovalRequests
 from lgov_core.types import Action, Decision, Point
 from lgov_core.views.governance import answer_approval
+from lgov_core.views.governance import record_answers as waits_on_record
 from tests.commands.cli_runner import lgov
 
 POLICY = """
@@ -287,3 +288,12 @@ def test_files_that_cannot_be_used_or_are_in_use_never_keep_a_program_from_its_s
     with AuditLog(RECORD, signer=None) as log:
         record_answers(log, [FILE, Path("policy.yaml"), Path(".lgov")])
     assert not FILE.exists()
+
+
+def test_an_answer_counts_where_it_cannot_be_taken_to_the_record_and_whoever_gives_it_reads_why(settings: Path) -> None:
+    request_id = ask()
+    with closing(ApprovalRequests(FILE)) as requests:
+        requests.approve(request_id, by="Eve")
+    with closing(sqlite3.connect(FILE)) as other:
+        other.execute("ALTER TABLE unrecorded RENAME TO moved")
+    assert "no such table: unrecorded" in waits_on_record(FILE)

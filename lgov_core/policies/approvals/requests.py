@@ -253,8 +253,7 @@ class ApprovalRequests(SharedDatabase):
 
         An answer that a process had begun to move when it ended is looked for there. Raises what writing raises.
         """
-        with self._lock:
-            connection = self._open()
+        with self._connected() as connection:
             connection.execute("PRAGMA busy_timeout = 100")
             waiting = connection.execute("SELECT number FROM unrecorded ORDER BY number").fetchall()
         for (number,) in waiting:
@@ -396,8 +395,8 @@ class ApprovalRequests(SharedDatabase):
                 numbers = [(number,) for number, _ in bared]
                 connection.executemany("UPDATE unrecorded SET texts = NULL WHERE number = ?", numbers)
         if (going or bared) and not dry_run and self.path is not None:
-            with self._lock:
-                (busy, *_) = self._open().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            with self._connected() as connection:
+                (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             if busy:
                 raise PolicyError(
                     f"approvals file {self.path}: what was deleted is still in its -wal file, because another process reads it",

@@ -239,11 +239,7 @@ class SharedDatabase(SharedState):
     @contextmanager
     def transaction(self) -> Generator[sqlite3.Connection]:
         """A connection within a transaction, committed at the end of the block and rolled back by an exception."""
-        name = self._address or self.path or Path(":memory:")
-        if not self._lock.acquire(timeout=BUSY_TIMEOUT_S):
-            raise self._kind.error(f"{self._kind.what} {name}: other threads held it for {BUSY_TIMEOUT_S:g} s")
-        try:
-            connection = self._open()
+        with self._connected() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
@@ -252,6 +248,15 @@ class SharedDatabase(SharedState):
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
+
+    @contextmanager
+    def _connected(self) -> Generator[sqlite3.Connection]:
+        """The connection, which no other thread uses meanwhile. Raises the kind's error."""
+        name = self._address or self.path or Path(":memory:")
+        if not self._lock.acquire(timeout=BUSY_TIMEOUT_S):
+            raise self._kind.error(f"{self._kind.what} {name}: other threads held it for {BUSY_TIMEOUT_S:g} s")
+        try:
+            yield self._open()
         except (sqlite3.Error, OSError, OverflowError) as error:
             if self.path is not None:
                 self._disconnect()
