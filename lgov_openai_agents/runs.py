@@ -139,7 +139,7 @@ class CarriedToolCall(GovernedToolCall):
 
     def __init__(self, governor: Governor, action: Action, validated: FunctionArguments, name: str) -> None:
         run = current_run(governor)
-        self.validated, self._answer = validated, None if run is None else run.answers.get(name)
+        self.validated, self._answer = validated, None if run is None else run.answers.pop(name, None)
         self._judged: Decision | None = None
         action = action.changed(context={**action.context, CARRIED: name})
         super().__init__(governor, action, parent_in(run), validated)
@@ -160,7 +160,7 @@ class CarriedToolCall(GovernedToolCall):
             decision = yield from super()._ask()
         if is_rejected and decision.effect is not Effect.DENY:  # the SDK tells the model, whoever may answer
             if (question := open_question(decision)) is not None:
-                question.withdraw()
+                question.withdraw(self.action.context[CARRIED])
             reason = f"{RESUMED} rejected this call{answer['reason'] and ': '}{answer['reason']}"
             return self.governor.take(self.action, Decision(Effect.DENY, "lgov", "rejected-by-program", reason))
         if problem and not is_rejected:

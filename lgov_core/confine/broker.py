@@ -143,10 +143,8 @@ class BoxBroker:
         request = self._approvals[message["store"]].ask(replace(asking, digest=fingerprint(asking.content)))
         return {"request": None} if request is None else {"request": asdict(request[0]), "new": request[1]}
 
-    def _about_request(
-        self, message: dict[str, Any], change: Callable[[ApprovalRequests, str], None]
-    ) -> dict[str, Any]:
-        change(self._approvals[message["store"]], str(message["request_id"]))
+    def _about_request(self, message: dict[str, Any], change: Callable[..., None]) -> dict[str, Any]:
+        change(self._approvals[message["store"]], str(message["request_id"]), *map(str, message.get("calls", ())))
         return {}
 
 
@@ -288,9 +286,9 @@ class BrokeredRequests(ApprovalRequests):
         """See `ApprovalRequests.give_back`."""
         self._asked("give_back", request_id=request_id)
 
-    def withdraw(self, request_id: str) -> None:
+    def withdraw(self, request_id: str, *calls: str) -> None:
         """See `ApprovalRequests.withdraw`."""
-        self._asked("withdraw", request_id=request_id)
+        self._asked("withdraw", request_id=request_id, calls=calls)
 
     def _asked(self, what: str, **more: Any) -> dict[str, Any]:
         try:

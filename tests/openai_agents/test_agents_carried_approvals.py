@@ -15,10 +15,13 @@ from cells_agents import chat_model, instrumented
 from lgov_core.audit import AuditLog
 from lgov_core.audit.auditor_report import evidence
 from lgov_core.audit.reading import EntrySelection
+from lgov_core.flow import arun_flow
 from lgov_core.governor import Governor
 from lgov_core.policies import ApprovalPolicy, ApprovalRequest, ApprovalRequests, PolicySet, Rule, ToolPolicy
 from lgov_core.testing import ScriptedModelServer
 from lgov_openai_agents import LgovRunner
+from lgov_openai_agents.runs import RunMemory, call_name, entering, new_run
+from lgov_openai_agents.tools import new_carried_call, settle_flow
 
 CONFIG = RunConfig(tracing_disabled=True)
 REFUND = ("c1", "refund", {"euros": 120})
@@ -263,3 +266,58 @@ def test_a_rejection_by_the_program_is_on_record_as_its_own_where_people_answer_
     assert (denial.policy, denial.effect, denial.reason) == ("lgov", "deny", reason)
     assert (shop.refunds, shop.requests.all()) == ([], [])
     shop.audit.close()
+
+
+def test_a_rejection_by_one_program_leaves_the_answers_to_the_request_that_another_shares(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "runner", approvers=2, per="global")
+    ada, bob = (shop.requests.add_approver(name) for name in ("ada", "bob"))
+    with ScriptedModelServer([asks(REFUND), asks(("c2", *REFUND[1:])), says(ANSWER), says(ANSWER)]) as server:
+        agent = shop.agent(server)
+        first, second = (through_json(agent, shop.run(agent, "go")) for _ in range(2))
+        shop.requests.approve(shop.asked.request_id, by=ada)
+        first.reject(first.get_interruptions()[0], rejection_message="not here")
+        shop.run(agent, first)
+        assert "not here" in last_prompt(server)
+        (request,) = shop.requests.pending()
+        assert ([answer.by for answer in request.answers], len(request.inquiry.calls)) == (["ada"], 1)
+        shop.requests.approve(request.request_id, by=bob)
+        assert shop.run(agent, second).final_output == ANSWER
+    assert shop.refunds == [120]
+    shop.audit.close()
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_rejected_call_takes_its_request_along_unless_others_wait_for_it_or_somebody_answered(
+    tmp_path: Path, is_shared: bool
+) -> None:
+    shop = Shop(tmp_path, "runner", approvers=2, per="global")
+    calls = [REFUND, ("c2", *REFUND[1:])][: 1 + is_shared]
+    with ScriptedModelServer([*map(asks, calls), says(ANSWER), says(ANSWER)]) as server:
+        agent = shop.agent(server)
+        runs = [through_json(agent, shop.run(agent, "go")) for _ in calls]
+        if not is_shared:
+            shop.requests.approve(shop.asked.request_id, by=shop.requests.add_approver("ada"))
+        waiting = [len(shop.requests.pending())]
+        for run in runs:
+            run.reject(run.get_interruptions()[0])
+            shop.run(agent, run)
+            waiting.append(len(shop.requests.pending()))
+    assert waiting == ([1, 1, 0] if is_shared else [1, 1])
+    shop.audit.close()
+
+
+def test_an_answer_in_a_state_is_for_one_call_and_not_for_a_later_one_of_the_same_name(shop: Shop) -> None:
+    async def settled(agent: Any, state: Any) -> list[bool]:
+        with entering(new_run(shop.governor, agent, state, RunMemory(), None)) as run:
+            await arun_flow(settle_flow(run, state))
+            answered = run.judged[call_name("c1", "refund", REFUND[2])]
+            later = new_carried_call(run, agent.tools[0], REFUND[2], None, "c1", agent)
+            return [call.is_asked(await arun_flow(call.judge_flow())) for call in (answered, later)]
+
+    with ScriptedModelServer([asks(REFUND)]) as server:
+        agent = shop.agent(server)
+        state = through_json(agent, shop.run(agent, "go"))
+        state.approve(state.get_interruptions()[0])
+        with instrumented(shop.governor) if shop.way == "instrumented" else nullcontext():
+            assert asyncio.run(settled(agent, state)) == [False, True]
+    assert [request.state for request in shop.requests.all()] == ["used", "pending"]

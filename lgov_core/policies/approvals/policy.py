@@ -337,7 +337,7 @@ class ApprovalPolicy(StoredPolicy):
         if inquiry.decision.effect is Effect.ALLOW:
             self.requests.give_back(inquiry.request.request_id)
         elif inquiry.is_new:
-            self.requests.withdraw(inquiry.request.request_id)
+            self.requests.withdraw(inquiry.request.request_id, *inquiry.request.inquiry.calls)
 
     def continue_from(self, previous: object) -> None:
         """Goes on with what users wrote to ``previous``, the policy that this one replaces, and its requests in memory.
@@ -396,9 +396,9 @@ class OpenQuestion:
             return error.message
         return ""
 
-    def withdraw(self) -> None:
-        """Withdraws the request, because its call ended without an answer. Raises `PolicyError`."""
-        self.requests.withdraw(self.request.request_id)
+    def withdraw(self, call: str) -> None:
+        """Withdraws the request for the call of this name, which ended without an answer. Raises `PolicyError`."""
+        self.requests.withdraw(self.request.request_id, call)
 
 
 def _requests(options: ApprovalOptions) -> ApprovalRequests:

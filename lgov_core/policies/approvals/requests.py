@@ -368,10 +368,19 @@ class ApprovalRequests(SharedDatabase):
                 "UPDATE requests SET state = 'approved' WHERE request_id = ? AND state = 'used'", (request_id,)
             )
 
-    def withdraw(self, request_id: str) -> None:
-        """Withdraws a request: no answer is needed any more."""
+    def withdraw(self, request_id: str, *calls: str) -> None:
+        """Withdraws what ``calls`` asked for: the pending request, but if it has answers or other calls wait for it."""
         with self._change() as (connection, _):
-            connection.execute("DELETE FROM requests WHERE request_id = ? AND state = 'pending'", (request_id,))
+            query = f"SELECT {_COLUMNS} FROM requests WHERE request_id = ? AND state = 'pending'"
+            if (row := connection.execute(query, (request_id,)).fetchone()) is None:
+                return
+            request = _request(row)
+            others = tuple(call for call in request.inquiry.calls if call not in calls)
+            if others or request.answers:
+                inquiry = json.dumps(asdict(replace(request.inquiry, calls=others)))
+                connection.execute("UPDATE requests SET inquiry = ? WHERE request_id = ?", (inquiry, request_id))
+            else:
+                connection.execute("DELETE FROM requests WHERE request_id = ?", (request_id,))
 
     def erase(self, holds: Callable[[Any], bool], *, dry_run: bool = False) -> tuple[int, int]:
         """Deletes every request with a value of which ``holds`` is true, for good, and overwrites it in the file.
