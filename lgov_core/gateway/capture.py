@@ -334,7 +334,7 @@ class StreamedReply:
         self._judging = judging
         self._kept = kept
         self._started = False
-        self._is_whole = False
+        self._is_over = False
 
     async def __call__(self, scope: Any, receive: _Receive, send: _Send) -> None:
         """Relays the stream. Called once, by the server."""
@@ -343,7 +343,10 @@ class StreamedReply:
         pump = asyncio.create_task(self._pump(queue))
         watch = asyncio.create_task(self._watch(receive, queue))
         try:
-            last = await self._relay(queue, send)
+            try:
+                last = await self._relay(queue, send)
+            except Exception as error:  # noqa: BLE001 - not swallowed: it is answered with
+                last = error
             if last is _GONE:
                 scope["lgov.request"].status = scope["lgov.request"].status or 499
                 _ended_as("left by its client")
@@ -351,7 +354,7 @@ class StreamedReply:
             elif isinstance(last, Exception):
                 error = as_lgov_error(last, self._call.engine.name)
                 _ended_as("broken off")
-                with suppress(LgovError):  # counted as unrecorded; the client is told of the first error
+                with suppress(Exception):  # the client is told of the first error
                     await self._break_off(pump, queue, last)
                 response = self._error_response(error)
                 if self._started:
@@ -388,7 +391,7 @@ class StreamedReply:
         queue.put_nowait(_GONE)
 
     async def _relay(self, queue: asyncio.Queue[_Item], send: _Send) -> Exception | str | None:
-        """Sends until the reply is complete (None), or returns what stopped it."""
+        """Sends until the reply is complete (None), or returns, or raises, what stopped it."""
         passes_text = self._judging is not None and self._judging.passes_text
         outgoing = _Outgoing(passes_text, holding=self._judging is not None and not passes_text)
         while True:
@@ -398,10 +401,7 @@ class StreamedReply:
             if item is _GONE:
                 return _GONE
             if isinstance(item, StreamPiece) and item.completion is None:
-                try:
-                    outgoing.add(item, *self._writer.piece(item))
-                except LgovError as error:
-                    return error
+                outgoing.add(item, *self._writer.piece(item))
                 continue
             if outgoing.ready:
                 await self._send(send, outgoing.taken())
@@ -409,17 +409,14 @@ class StreamedReply:
                 return item
             if not isinstance(item, StreamPiece) or item.completion is None:
                 return EndpointError(f"engine {self._call.engine.name} ended without a completion", status=500)
-            try:
-                reply, rest = await self._ended(item.completion, outgoing)
-            except LgovError as error:
-                return error
+            reply, rest = await self._ended(item.completion, outgoing)
             self._kept(reply)
             await self._send(send, rest, more=False)
             return None
 
     async def _ended(self, completion: Completion, outgoing: _Outgoing) -> tuple[Mapping[str, Any], bytes]:
         """The reply as the client gets it, once it is recorded and judged: its body, and the bytes that are left of it."""
-        self._is_whole = True
+        self._is_over = True
         try:
             completion, body, last = await self._commit(completion)
         except (Exception, asyncio.CancelledError) as error:
@@ -438,15 +435,14 @@ class StreamedReply:
         return completion, body, last
 
     async def _break_off(self, pump: asyncio.Task[None], queue: asyncio.Queue[_Item], error: BaseException) -> None:
-        """Ends the engine's stream. Of a reply that is not whole it tells the gate why, and records what came."""
+        """Ends the engine's stream. Of a reply that is not whole it tells the gate why, and records what came, once."""
         pump.cancel()
         await asyncio.gather(pump, return_exceptions=True)
-        if self._is_whole:
+        if self._is_over:
             return
+        self._is_over = True
         if self._judging is not None:
             await self._judging.failed(error)
-        if isinstance(error, Exception) and not self._started:  # an ordinary response
-            return
         try:
             while not queue.empty():
                 item = queue.get_nowait()

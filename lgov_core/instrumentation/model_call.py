@@ -20,9 +20,8 @@ from lgov_core.wire.turns import ModelReading
 #: The rule by which a reply is refused that cannot be read for certain.
 UNREADABLE_REPLY: Final = "unreadable-reply"
 
-_NOT_CONNECTED = frozenset(
-    {"APIConnectionError", "ConnectError", "ConnectTimeout", "ConnectionRefusedError", "PoolTimeout"}
-)
+#: Connections that were never made. Of an ``APIConnectionError`` the cause says whether the request was sent.
+_NOT_CONNECTED = frozenset({"ConnectError", "ConnectTimeout", "ConnectionRefusedError", "PoolTimeout"})
 
 
 class _UnseenSpan(LiveSpan):
@@ -148,12 +147,13 @@ class ModelCall:
             if take_fields is not None and "fields" in action.arguments:
                 take_fields(decision.arguments.get("fields"))
         except Exception:  # noqa: BLE001 - whatever it is, the messages are not sent
+            self.overtaken()
             reason = "a policy rewrote the messages in a way that cannot be sent"
             return self.governor.refuse(action, "unclear-transform", reason)
         return decision
 
     def overtaken(self) -> None:
-        """Tells stateful policies that the call is not sent as it was judged: it is changed and judged again."""
+        """Tells stateful policies that the call is not sent as it was judged: it is judged again, or refused."""
         self.governor.observe(ModelCallFailed(self._action, "Changed", refused=True))
 
     def refused(self, decision: Decision) -> None:
@@ -274,7 +274,7 @@ def was_refused(error: BaseException) -> bool:
     seen: BaseException | None = error
     while seen is not None:
         status = getattr(seen, "status_code", None)
-        if (isinstance(status, int) and status != 504) or type(seen).__name__ in _NOT_CONNECTED:
+        if (isinstance(status, int) and status >= 400 and status != 504) or type(seen).__name__ in _NOT_CONNECTED:
             return True
         seen = seen.__cause__
     return False

@@ -356,6 +356,15 @@ def test_a_call_on_which_the_upstream_may_have_worked_is_spent(governed, reply, 
     assert len(serving.model.requests) == 1
 
 
+def test_what_came_of_a_broken_stream_is_recorded_where_policies_held_it(governed, store):
+    serving = governed([ScriptedReply("one two three four", cut_at=3)])
+    with pytest.raises(openai.APIError):
+        ask(serving, stream=True)
+    (captured,) = store.calls()
+    assert captured.finish_reason == "cancelled"
+    assert captured.response["choices"][0]["message"]["content"] == "one two"
+
+
 def test_a_call_for_which_no_connection_was_made_costs_nothing(serve, store, tmp_path):
     (tmp_path / "policy.yaml").write_text(ONE_CALL)
     with ScriptedModelServer([]) as model:

@@ -5,14 +5,30 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 import httpx
 import openai
 import pytest
 
+from lgov_core.gateway.capture import Capture, ReceivedCall, StreamedReply, StreamJudging
+from lgov_core.gateway.limits import Admission, Limits
+from lgov_core.gateway.operation import Readiness
+from lgov_core.gateway.policy_gate import PolicyGate
+from lgov_core.gateway.protocol import Attribution, gate_request
+from lgov_core.gateway.upstream import UpstreamEngine
+from lgov_core.governor import Governor
+from lgov_core.policies import CostControlPolicy
 from lgov_core.testing import ScriptedCall, ScriptedReply, token_logprob
-from lgov_core.types import CapturedCall
+from lgov_core.types import CapturedCall, ModelCallFailed
+from lgov_core.wire.apis import CHAT, Exchange
+from lgov_core.wire.exchange import StreamPiece
+from tests.cells import Seen
 
 MESSAGES = [{"role": "user", "content": "How many?"}]
 BODY = {"model": "m", "messages": MESSAGES, "stream": True}
@@ -275,3 +291,81 @@ def test_tool_calls_are_joined_however_they_are_cut(serve, store, path):
         calls = captured.response["choices"][0]["message"]["tool_calls"]
         made = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls]
     assert made == [("c1", "a", '{"x": 1}'), ("c2", "b", "{}"), ("c4", "run_sql", "{}")]
+
+
+class Streaming:
+    """One streamed call under a budget, answered by ``one`` and then by nothing; its server and its client are the test."""
+
+    def __init__(self, store: Any) -> None:
+        self.seen, self.budget = Seen(), CostControlPolicy(max_calls=1)
+        self.gate = PolicyGate(Governor([self.budget], plugins=[self.seen]))
+        self.capture = Capture(store, Admission(Limits()), Readiness(store, (), {}))
+        self.messages: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def run(self, send: Any) -> None:
+        exchange, who = Exchange.read(CHAT, BODY, native=True), Attribution()
+        judged = await self.gate.admit(gate_request(exchange.readable, "chat", BODY, who))
+        call = ReceivedCall(exchange, UpstreamEngine("http://127.0.0.1:1/v1"), who, time.time())
+        judging = StreamJudging(self._release, True, partial(self.gate.failed, judged))
+        writer = exchange.reply_writer()
+        reply = StreamedReply(
+            call, self._pieces(), self.capture, writer, lambda error: None, judging=judging, kept=lambda body: None
+        )
+        await reply({"lgov.request": SimpleNamespace(status=None)}, self.messages.get, send)
+
+    async def _release(self, *_: Any) -> None:
+        return None
+
+    async def _pieces(self) -> AsyncIterator[StreamPiece]:
+        yield StreamPiece(data=json.dumps({"id": "c-1", "choices": [{"index": 0, "delta": {"content": "one"}}]}))
+        await asyncio.Event().wait()
+
+    @property
+    def failures(self) -> list[ModelCallFailed]:
+        """What those who keep count were told."""
+        return [event for event in self.seen.events if isinstance(event, ModelCallFailed)]
+
+
+async def test_a_call_whose_reply_cannot_be_sent_is_over_for_those_who_keep_count(store):
+    async def send(message: Any) -> None:
+        raise OSError("the connection is lost")
+
+    streaming = Streaming(store)
+    with pytest.raises(OSError, match="lost"):
+        await asyncio.wait_for(streaming.run(send), 30)
+    assert [failure.refused for failure in streaming.failures] == [False]
+    assert (streaming.budget.spent().calls, streaming.budget.spent().reserved_calls) == (1, 0)
+    assert [call.finish_reason for call in store.calls()] == ["cancelled"]
+
+
+class SlowStore:
+    """Keeps calls, each of them only when ``goes_on`` is set."""
+
+    def __init__(self) -> None:
+        self.asked: list[CapturedCall] = []
+        self.goes_on = threading.Event()
+
+    def add_call(self, call: CapturedCall) -> None:
+        self.asked.append(call)
+        self.goes_on.wait(30)
+
+
+async def test_a_server_that_stops_while_what_came_is_recorded_records_it_once():
+    """The client has left, and the commit of what it got is under way."""
+    store, sent = SlowStore(), asyncio.Event()
+    streaming = Streaming(store)
+
+    async def send(message: Any) -> None:
+        sent.set()
+
+    running = asyncio.create_task(streaming.run(send))
+    await asyncio.wait_for(sent.wait(), 30)
+    streaming.messages.put_nowait({"type": "http.disconnect"})
+    while not store.asked:
+        await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.sleep(0.1)
+    store.goes_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert len(store.asked) == len(streaming.failures) == 1

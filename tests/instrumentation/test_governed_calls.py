@@ -24,6 +24,7 @@ from lgov_core.instrumentation.tool_call import (
     refuse_arguments,
     tool_flow,
 )
+from lgov_core.policies import CostControlPolicy
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.trace import semconv
@@ -360,6 +361,23 @@ def test_a_failed_model_call_tells_those_who_keep_count() -> None:
     (failure,) = [event for event in seen.events if isinstance(event, ModelCallFailed)]
     assert failure.refused
     assert failure.action.operation_id == call.request([]).operation_id
+
+
+@pytest.mark.parametrize("unseen", [False, True])
+def test_a_call_that_a_policy_rewrote_beyond_what_can_be_sent_costs_nothing(unseen: bool) -> None:
+    class Rewrites(BoundedPolicy):
+        name = "rewrites"
+
+        def judge(self, action: Action) -> Decision | None:
+            return self.transform("odd", "odd", arguments={"messages": "no list"})
+
+    budget = CostControlPolicy(max_calls=1)
+    governor = Governor([budget, Rewrites()])
+    action = Action(Point.PRE_MODEL_CALL, "m", "model", operation_id="op_1")
+    call = ModelCall.unseen(governor, action) if unseen else ModelCall(governor, framework="test", model="m")
+    decision = run_flow(call.judge_request_flow(call.request([]), lambda messages: None))
+    assert decision.rule == "unclear-transform"
+    assert (budget.spent().calls, budget.spent().reserved_calls) == (0, 0)
 
 
 def test_a_nested_agents_input_is_not_the_users() -> None:

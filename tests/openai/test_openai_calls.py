@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
+from functools import partial
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
 from lgov_core.governor import Governor
+from lgov_core.instrumentation.model_call import was_refused
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.testing import ScriptedModelServer, ScriptedReply
 from lgov_core.trace import semconv
@@ -51,6 +55,31 @@ def test_a_retried_call_is_evaluated_and_recorded_once(governor, seen):
     failed = [event for event in seen.events if isinstance(event, ModelCallFailed)]
     assert [one.refused for one in failed] == [True] * 3
     assert server.requests[4].body == server.requests[3].body == server.requests[2].body
+
+
+def test_an_error_of_the_connection_says_whether_the_model_may_have_run():
+    """To openai it is the same whether no connection was made or it broke after the request was sent."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def hangs_up() -> None:
+            connection = server.accept()[0]
+            connection.recv(65_536)
+            connection.close()
+
+        threading.Thread(target=hangs_up).start()
+        client = programs.client(f"http://127.0.0.1:{server.getsockname()[1]}/v1")
+        with pytest.raises(openai.APIConnectionError) as broken:
+            chat(client)
+    with pytest.raises(openai.APIConnectionError) as unmade:
+        chat(client)
+    assert (was_refused(broken.value), was_refused(unmade.value)) == (False, True)
+
+
+@pytest.mark.parametrize(("status", "refused"), [(200, False), (429, True), (500, True), (504, False)])
+def test_a_status_says_whether_a_call_was_refused(status: int, refused: bool):
+    response = httpx2.Response(status, request=httpx2.Request("POST", "http://127.0.0.1:1/v1"))
+    error = openai.APIResponseValidationError if status == 200 else partial(openai.APIStatusError, "no")
+    assert was_refused(error(response=response, body=None)) is refused
 
 
 async def test_a_cancelled_call_leaves_no_open_span(governor, seen):

@@ -6,12 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from cost_helpers import BOUND, PRICES, after, before, refused, tool
+from cost_helpers import BOUND, PRICES, after, before, governor, refused, tool
 
 from lgov_core.governor import ObservedDecision
-from lgov_core.policies import (
-    CostControlPolicy,
-)
+from lgov_core.policies import BoundedPolicy, CostControlPolicy
 from lgov_core.types import Action, Decision, Effect, Point
 
 # ---------------------------------------------------------------------- money and tokens
@@ -222,3 +220,19 @@ def test_a_budget_that_refused_so_often_in_a_row_ends_the_run(ledger: Any) -> No
     assert ends("op_3", 1_000) is False
     assert ends("op_4", 1_000, rollout="ro_2") is False, "another budget"
     assert ends("op_5", 1_000) is True
+
+
+def test_a_call_that_is_judged_again_is_refused_once(ledger: Any) -> None:
+    """Another policy transforms the refused call, so that all are asked again in the same decision."""
+
+    class Tidies(BoundedPolicy):
+        name = "tidies"
+
+        def judge(self, action: Action) -> Decision | None:
+            if action.arguments.get("user") == "tidy":
+                return None
+            return self.transform("tidy", "tidied", arguments={**action.arguments, "user": "tidy"})
+
+    asked = governor(CostControlPolicy(max_tokens=400, abort_after=2, ledger=ledger), Tidies())
+    aborts = [asked.decide(before(operation, max_tokens=1_000)).abort for operation in ("op_1", "op_2")]
+    assert aborts == [False, True]

@@ -45,8 +45,6 @@ from lgov_core.policies.options import Count, PolicyOptions, Positive, Text, tak
 from lgov_core.types import Action, Decision, Effect, ModelCallFailed, Point, ToolOutcome
 
 _LOG = logging.getLogger("lgov.policies")
-#: Kept with a judgement for which something was set aside.
-_RESERVED: Final = "reserved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,21 +193,24 @@ class CostControlPolicy(StoredPolicy):
         return Amount(0 if price is None else price.nano_usd(*used), sum(used), 1)
 
     def _reserve(self, action: Action, amount: Amount) -> Decision | None:
-        again = self._judgements.note(action) is _RESERVED
+        # Of this very call, before a transform: something was set aside, the budget did not reach.
+        reserved, refused = self._judgements.note(action) or (False, False)
         key = self._key(count_key(action, self.per))
         try:
             short = self._ledger.reserve(
-                key, action.operation_id, amount, self.limits, now_of(self.name, self._clock), again=again
+                key, action.operation_id, amount, self.limits, now_of(self.name, self._clock), again=reserved
             )
         except PolicyError as error:
             return self.store_failed("cost-ledger", "The budget cannot be read, so nothing may be spent", error)
         if short is not None:
-            refusals = (self._refusals.get(key) or 0) + 1
+            refusals = (self._refusals.get(key) or 0) + (not refused)
             self._refusals.put(key, refusals)
+            self._judgements.begin(action, (reserved, True))
             ends = self.abort_after is not None and refusals >= self.abort_after
             return self._refuse(action, amount, *short).changed(abort=ends)
-        self._refusals.pop(key)
-        self._judgements.begin(action, _RESERVED)
+        if not refused:
+            self._refusals.pop(key)
+        self._judgements.begin(action, (True, refused))
         if caller_gone().is_set() and action.operation_id is not None:  # the call was denied for want of an answer
             self._ledger.release(action.operation_id)
         return None
@@ -297,7 +298,7 @@ class CostControlPolicy(StoredPolicy):
             return
         action, decision = judged
         # Only what this very judgement set aside: an operation id that is used twice must not free the call before.
-        reserved = self._judgements.end(action) is _RESERVED
+        reserved, _ = self._judgements.end(action) or (False, False)
         if action.point in (Point.PRE_MODEL_CALL, Point.PRE_TOOL_CALL):
             if reserved and decision.blocks and action.operation_id is not None:
                 self._ledger.release(action.operation_id)
