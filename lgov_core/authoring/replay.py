@@ -444,11 +444,13 @@ class _StoreReading:
         self._said: ByConversation[str] = ByConversation()
         #: By rollout the schemas of the tools that its model was offered.
         self.offered: dict[str | None, dict[str, Any]] = defaultdict(dict)
-        judged = [span for span in spans if span.name == semconv.DECISION_SPAN_NAME and span.parent_id is not None]
-        self._sessions = {(span.rollout_id, span.attempt, span.parent_id): _session(span) for span in judged}
+        judged = [span for span in spans if span.name == semconv.DECISION_SPAN_NAME]
+        self._sessions = {
+            (span.rollout_id, span.attempt, span.parent_id): _session(span) for span in judged if span.parent_id is not None
+        }
         for span in judged:
             if span.attributes.get(semconv.POINT) == Point.PRE_TOOL_CALL.value:
-                for name in {span.parent_id, _text(span.attributes.get(semconv.TOOL_CALL_ID))}:
+                for name in {span.parent_id, _text(span.attributes.get(semconv.TOOL_CALL_ID))} - {None}:
                     self._decisions.add(*self._place(span, name), span.started_at, span.attributes)
         self._take_calls(store.calls(), {_text(span.attributes.get(semconv.RESPONSE_ID)): span for span in spans})
         self._take_texts(span for span in spans if span.attributes.get(semconv.OPERATION) == semconv.CHAT)
