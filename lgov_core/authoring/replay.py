@@ -446,7 +446,9 @@ class _StoreReading:
         self.offered: dict[str | None, dict[str, Any]] = defaultdict(dict)
         judged = [span for span in spans if span.name == semconv.DECISION_SPAN_NAME]
         self._sessions = {
-            (span.rollout_id, span.attempt, span.parent_id): _session(span) for span in judged if span.parent_id is not None
+            (span.rollout_id, span.attempt, span.parent_id): _session(span)
+            for span in judged
+            if span.parent_id is not None
         }
         for span in judged:
             if span.attributes.get(semconv.POINT) == Point.PRE_TOOL_CALL.value:

@@ -303,7 +303,9 @@ class GovernedRun:
         process, options, guard = self.process, self.options, self.process.guard
         children = read_reports(self.reports)
         # multiprocessing announces no start, but loads one of these for it: then at least one process was not governed.
-        unseen = Counter(multiprocessing=int(not children.multiprocessing and any(map(sys.modules.__contains__, _SPAWNERS))))
+        unseen = Counter(
+            multiprocessing=int(not children.multiprocessing and any(map(sys.modules.__contains__, _SPAWNERS)))
+        )
         started = children.started + Counter(multiprocessing=children.multiprocessing) + unseen
         ungoverned = children.ungoverned + unseen
         unevaluated = self.requests.unevaluated + children.unevaluated
