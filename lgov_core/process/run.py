@@ -276,7 +276,8 @@ class GovernedRun:
         """Puts on record what was started or sent and not governed, by name."""
         audit = self.process.opened.audit
         if any(counts.values()) and audit is not None:
-            about = {"rollout_id": self.scope.rollout_id, **{name: dict(count) for name, count in counts.items()}}
+            kinds = {kind: {name: int(times) for name, times in count.items()} for kind, count in counts.items()}
+            about = {"rollout_id": self.scope.rollout_id, **kinds}
             audit.append("ungoverned", about, arguments=None, content={})
 
     def _record_is_lost(self) -> list[str]:
@@ -303,9 +304,7 @@ class GovernedRun:
         process, options, guard = self.process, self.options, self.process.guard
         children = read_reports(self.reports)
         # multiprocessing announces no start, but loads one of these for it: then at least one process was not governed.
-        unseen = Counter(
-            multiprocessing=int(not children.multiprocessing and any(map(sys.modules.__contains__, _SPAWNERS)))
-        )
+        unseen = Counter(multiprocessing=not children.multiprocessing and any(map(sys.modules.__contains__, _SPAWNERS)))
         started = children.started + Counter(multiprocessing=children.multiprocessing) + unseen
         ungoverned = children.ungoverned + unseen
         unevaluated = self.requests.unevaluated + children.unevaluated
