@@ -439,9 +439,9 @@ class _StoreReading:
 
     def __init__(self, store: TraceStore, spans: Sequence[Span]) -> None:
         self._tree = SpanTree(spans, [])
-        self._decisions: ByConversation[Mapping[str, Any]] = ByConversation()
-        self._written: ByConversation[dict[str, Any] | None] = ByConversation()
-        self._said: ByConversation[str] = ByConversation()
+        self._decisions: ByConversation[Mapping[str, Any]] = ByConversation(is_strict=True)
+        self._written: ByConversation[dict[str, Any] | None] = ByConversation(is_strict=True)
+        self._said: ByConversation[str] = ByConversation(is_strict=True)
         #: By rollout the schemas of the tools that its model was offered.
         self.offered: dict[str | None, dict[str, Any]] = defaultdict(dict)
         judged = [span for span in spans if span.name == semconv.DECISION_SPAN_NAME]

@@ -203,10 +203,11 @@ class ByConversation(Generic[_T]):
     """Values by name, conversation and time: models write the ids of tool calls anew in each conversation (``call_0``).
 
     Those of the same conversation are found. Where nothing is known of the conversation, those of none are meant; and who
-    asks for none means those of a single one.
+    asks for none means those of a single one. Unless ``is_strict`` so does who asks for one of which nothing is known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_strict: bool = False) -> None:
+        self._is_strict = is_strict
         self._values: dict[Hashable, dict[str | None, list[tuple[float, int, _T]]]] = defaultdict(dict)
         self._conversations: set[str | None] = set()
         self._count = 0
@@ -224,7 +225,8 @@ class ByConversation(Generic[_T]):
         """The values of that name and conversation until then, in the order of time."""
         of_name = self._values.get(name, {})
         if conversation not in self._conversations:
-            conversation = next(iter(of_name)) if conversation is None and len(of_name) == 1 else None
+            is_single = len(of_name) == 1 and (conversation is None or not self._is_strict)
+            conversation = next(iter(of_name)) if is_single else None
         return [value for since, _, value in of_name.get(conversation, ()) if since <= at]
 
     def find(self, name: Hashable, conversation: str | None, at: float) -> _T | None:
